@@ -1,0 +1,371 @@
+"""The few types every layer speaks: requests, jobs, chunks, and what a stage declares.
+
+A *request* is what a user asks for. A family's front end turns it into a *job*: the stages it
+passes through and one sealed input for each. Stages hand each other *chunks*. A stage is run by a
+*program*: pure functions over a state that the program declares and the runtime owns.
+
+Nothing here computes; families, runtime and engine meet in these types only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+# --- what a user asks for ---------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class Sampling:
+    """How codes are drawn. None means the checkpoint's own value; temperature 0 is greedy."""
+
+    temperature: float | None = None
+    top_k: int | None = None  # 0: no limit
+    top_p: float | None = None
+    repetition_penalty: float | None = None
+    inner_temperature: float | None = None  # codebooks after the first; None: as `temperature` if given
+    inner_top_k: int | None = None
+    inner_top_p: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Reference:
+    """A recording whose voice is to be imitated."""
+
+    samples: np.ndarray  # float32 [n], mono, in [-1, 1]
+    rate_hz: int
+    text: str | None = None  # what it says
+    speaker_only: bool = False  # imitate the timbre, do not continue the recording
+
+
+@dataclass(slots=True, kw_only=True)
+class SpeechRequest:
+    """One utterance. Fields left None take the family's or the server's default."""
+
+    text: str
+    voice: str | None = None
+    language: str | None = None
+    instructions: str | None = None
+    task: str | None = None
+    reference: Reference | None = None
+    speaker_embedding: Sequence[float] | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    seed: int | None = None
+    max_frames: int | None = None  # the API's max_new_tokens
+    text_first: bool | None = None  # whole text before the first frame, or fed along with the frames
+    first_chunk_frames: int = 0  # 0: the scheduler decides
+    priority: int = 0  # larger first
+    timeout_s: float | None = None  # to the first audio
+    request_id: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    id: str
+    name: str
+    languages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """What a checkpoint can do, as its front end read it from the files."""
+
+    family: str
+    sample_rate_hz: int
+    frame_rate_hz: float
+    codebooks: int
+    tasks: tuple[str, ...]
+    languages: tuple[str, ...]
+    voices: tuple[Voice, ...]
+    default_voice: str | None
+    max_frames: int
+    clones: bool
+    instructions: bool
+    streams_text: bool
+
+
+# --- what travels ------------------------------------------------------------------------------
+
+
+class ChunkKind(str, enum.Enum):
+    CODES = "codes"  # {"codes": int32 [n, codebooks]}
+    LATENTS = "latents"  # {"latents": float32 [n, d]}
+    ROWS = "rows"  # {"rows": [n, d]}, {"ids": int32 [n]}
+    CONDITIONING = "conditioning"  # named arrays, one chunk per job
+    PCM = "pcm"  # {"pcm": float32 [samples]}
+
+
+class Chunk(msgspec.Struct, kw_only=True):
+    """What one stage hands to the next. Chunks of one (job, source) carry consecutive indices."""
+
+    job: str
+    source: str
+    index: int
+    kind: ChunkKind
+    arrays: dict[str, np.ndarray]
+    last: bool = False
+    finish_reason: str = ""  # with `last`: "stop" or "length"
+
+
+class Job(msgspec.Struct, kw_only=True):
+    """A request made ready for the workers: the stages it visits and one sealed input for each.
+
+    `inputs` holds bytes that only the family's own code reads, so that the engine needs no
+    knowledge of any family, and messages need no pickling.
+    """
+
+    id: str
+    route: tuple[str, ...]  # stages it visits, upstream first
+    inputs: dict[str, bytes]
+    seed: int
+    max_frames: int
+    priority: int = 0
+    timeout_s: float | None = None
+    first_chunk_frames: int = 0
+    text_open: bool = False  # more text may come
+    taps: tuple[str, ...] = ()  # stages whose chunks the client wants to see as well
+    text_tokens: int = 0  # for usage
+    audio_tokens: int = 0
+
+
+# --- what a stage declares ---------------------------------------------------------------------
+
+
+class StageKind(str, enum.Enum):
+    AUTOREGRESSIVE = "autoregressive"
+    STREAMING = "streaming"
+    ONE_SHOT = "one_shot"
+
+
+CLIENT = "client"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage of a family: how it is scheduled, what it gives, and who reads that."""
+
+    name: str
+    kind: StageKind
+    gives: ChunkKind
+    feeds: tuple[str, ...]  # stage names, or CLIENT
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A tensor the runtime must allocate. Dimensions named by a string are the runtime's:
+    `slots`, `blocks`, `block_tokens`, `max_blocks`. A leading `slots` makes it per-slot: row i
+    belongs to slot i, row 0 is padding, and a row is set to `fill` when its slot changes hands.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int | str, ...]
+    fill: float = 0
+
+    @property
+    def per_slot(self) -> bool:
+        return bool(self.shape) and self.shape[0] == "slots"
+
+
+def declared(dtype: torch.dtype, *shape: int | str, fill: float = 0) -> Any:
+    """A `Declared`, typed so that it can stand in a state dataclass where the tensor will be."""
+    return Declared(dtype, shape, fill)
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    """The tensors (or declarations) of a state, in a fixed order. Walks dataclasses and lists."""
+    if isinstance(tree, (Tensor, Declared)):
+        yield tree
+    elif isinstance(tree, list):
+        for item in tree:
+            yield from leaves(item)
+    else:
+        for f in dataclasses.fields(tree):
+            yield from leaves(getattr(tree, f.name))
+
+
+def map_leaves(fn: Any, tree: Any) -> Any:
+    """The same state with `fn` applied to each leaf."""
+    if isinstance(tree, (Tensor, Declared)):
+        return fn(tree)
+    if isinstance(tree, list):
+        return [map_leaves(fn, item) for item in tree]
+    return dataclasses.replace(
+        tree, **{f.name: map_leaves(fn, getattr(tree, f.name)) for f in dataclasses.fields(tree)}
+    )
+
+
+@dataclass(slots=True)
+class PagedKV:
+    """The paged key/value cache of an autoregressive stage; its runtime fills the block tables.
+
+    Token t of slot s lives in block `blocks[s, t // block_tokens]` at offset `t % block_tokens`.
+    Block 0 is padding: rows of the batch that belong to nobody read and write there.
+    """
+
+    position: Tensor  # int32 [slots]  tokens written so far
+    blocks: Tensor  # int32 [slots, max_blocks]
+    kv: Tensor  # [layers, 2, blocks, block_tokens, kv_heads, head_dim]
+
+    @staticmethod
+    def declare(layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> PagedKV:
+        return PagedKV(
+            position=declared(torch.int32, "slots"),
+            blocks=declared(torch.int32, "slots", "max_blocks"),
+            kv=declared(dtype, layers, 2, "blocks", "block_tokens", kv_heads, head_dim),
+        )
+
+
+# --- programs ----------------------------------------------------------------------------------
+
+
+class Prompt(Protocol):
+    """What an autoregressive program reads from one job, on the host."""
+
+    row_keys: Sequence[bytes]  # one a row: all that the row is made of, for prefix reuse
+    variant: int  # bits of the step variants this job needs; a batch runs the union
+
+    def frames_ready(self) -> int | None:
+        """Frames that can be made with the text that has arrived; None: no limit."""
+
+
+class StepOutput(msgspec.Struct):
+    """Fixed-shape results of one step over b rows."""
+
+    chunk: Tensor  # [b, ...]  one frame a row; undefined where not emitted
+    emit: Tensor  # bool [b]   the row made a frame
+    stop: Tensor  # bool [b]   the row is finished
+
+
+class AutoregressiveProgram(Protocol):
+    """Paged KV, chunked prefill, then one frame a step. State has a field `cache: PagedKV`."""
+
+    gives: ChunkKind
+    max_tokens: int  # longest context
+    frame_rate_hz: float
+
+    def declare(self) -> Any: ...
+
+    def begin(self, job: Job, arrived: Mapping[str, Chunk]) -> Prompt:
+        """Read the job's input. `arrived` holds one conditioning chunk per upstream one-shot stage."""
+
+    def feed(self, prompt: Any, data: bytes) -> None:
+        """Append text that arrived after the start (host side; see `write_text`)."""
+
+    def write_text(self, state: Any, slot: int, prompt: Any) -> None:
+        """Bring the slot's text up to date with the prompt."""
+
+    def join(self, state: Any, slot: int, job: Job, prompt: Any, frames: np.ndarray) -> None:
+        """Write the slot's row for a job that has already made `frames` [k, ...] (k is 0 at first).
+
+        The last input row goes into the state: prefill runs all rows but that one, and the first
+        step takes it, so that the first frame is made like every other.
+        """
+
+    def rows(self, prompt: Any, frames: np.ndarray, start: int, stop: int) -> Tensor:
+        """Input rows [stop - start, d] of the prompt followed by one row for each frame made."""
+
+    def prefill(self, state: Any, slots: Tensor, x: Tensor, count: Tensor, context: int) -> None:
+        """Run x [b, n, d] (count[b] valid rows each) at the slots' positions; advances them.
+        `context` bounds every position after it."""
+
+    def step(self, state: Any, slots: Tensor, context: int, variant: int) -> StepOutput:
+        """Make one frame for each slot of slots [b] (0 pads). `context` bounds every position + 1."""
+
+
+@dataclass(slots=True)
+class StreamPrompt:
+    """What a streaming program reads from one job: frames to run before the first, unheard."""
+
+    prime: np.ndarray | None = None  # [k, ...]
+    prime_key: bytes | None = None  # content key under which the primed state is kept
+
+
+class StreamingProgram(Protocol):
+    """Fixed-shape steps over per-stream state: frames in, PCM out."""
+
+    hop: int  # samples a frame
+    rate_hz: int
+    lookahead: int  # samples by which output lags input; `flush` gives them at the end
+
+    def declare(self) -> Any: ...
+
+    def begin(self, job: Job, arrived: Mapping[str, Chunk]) -> StreamPrompt: ...
+
+    def step(self, state: Any, slots: Tensor, frames: Tensor) -> Tensor:
+        """frames [b, n, ...] -> float32 PCM [b, n * hop]; the first `lookahead` of a stream precede it."""
+
+    def flush(self, state: Any, slots: Tensor) -> Tensor:
+        """-> float32 PCM [b, lookahead]"""
+
+
+@dataclass(slots=True)
+class Item:
+    """One input of a one-shot stage. Items with equal `bucket` are run together."""
+
+    value: Any
+    bucket: int
+    cache_key: bytes | None = None
+
+
+class OneShotProgram(Protocol):
+    """Whole input in, whole output out; batched by length."""
+
+    def begin(self, job: Job, arrived: Mapping[str, Chunk]) -> Item: ...
+
+    def run(self, items: Sequence[Item]) -> list[dict[str, np.ndarray]]: ...
+
+
+# --- families ----------------------------------------------------------------------------------
+
+
+class TextFeed(Protocol):
+    """Text of one job that is still being written."""
+
+    def add(self, text: str) -> bytes:
+        """Data for `AutoregressiveProgram.feed`; empty while no more tokens are certain."""
+
+    def close(self) -> bytes: ...
+
+
+class FrontEnd(Protocol):
+    """The part of a family that needs no weights: reads options, builds prompts."""
+
+    info: ModelInfo
+
+    def prepare(self, request: SpeechRequest) -> Job:
+        """Raises InvalidRequest naming the field."""
+
+    def open_text(self, request: SpeechRequest) -> tuple[Job, TextFeed]:
+        """A job whose text may grow; `request.text` is what there is so far."""
+
+    def tokenize(self, text: str) -> list[int]: ...
+
+    def detokenize(self, ids: Sequence[int]) -> str: ...
+
+    def units(self, text: str) -> list[str]:
+        """The text cut into pieces of the family's safe span, at sentence ends where possible."""
+
+
+class Family(Protocol):
+    """What `hocket.models.<name>` exposes as `FAMILY`."""
+
+    name: str
+    stages: tuple[Stage, ...]
+
+    def front_end(self, folder: Path) -> FrontEnd: ...
+
+    def used_stages(self, folder: Path) -> tuple[str, ...]:
+        """Names of the stages this checkpoint needs; others are not loaded."""
+
+    def load(self, stage: str, folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
+        """The stage's program with its weights on the device."""
