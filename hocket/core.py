@@ -357,7 +357,7 @@ class FrontEnd(Protocol):
 
 
 class Family(Protocol):
-    """What `hocket.models.<name>` exposes as `FAMILY`."""
+    """What `hocket.models.<name>.family` exposes as `FAMILY`."""
 
     name: str
     stages: tuple[Stage, ...]

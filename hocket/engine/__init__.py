@@ -1,0 +1,1 @@
+"""Request life cycle, workers, connectors and launchers. `Engine` and `AsyncEngine` are the way in."""

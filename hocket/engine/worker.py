@@ -1,0 +1,381 @@
+"""One worker: the stages placed on one device, and one loop over them that never blocks on a stage.
+
+Each turn takes the messages that have arrived, lets every stage launch and collect what it can, and
+sends what came out. A stage that fails fails the jobs it held and nobody else's.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from hocket import errors
+from hocket.core import CLIENT, Chunk, Family, Job, StageKind
+from hocket.engine.connector import Mailbox
+from hocket.engine.messages import (
+    Abort,
+    Deliver,
+    Failed,
+    Feed,
+    Message,
+    Pause,
+    Ready,
+    Shutdown,
+    StageStatus,
+    Status,
+    Submit,
+    Subscribe,
+)
+from hocket.engine.profile import StageProfile
+from hocket.errors import HocketError, RequestFailed
+from hocket.models import load_family
+from hocket.runtime.autoregressive import AutoregressiveLimits, AutoregressiveRunner
+from hocket.runtime.one_shot import OneShotLimits, OneShotRunner
+from hocket.runtime.streaming import StreamingLimits, StreamingRunner
+
+log = logging.getLogger("hocket.worker")
+
+HEARTBEAT_S = 1.0
+CLIENT_SILENCE_S = 10.0  # a client unheard for so long is gone, and its jobs with it
+EARLY_S = 10.0  # how long chunks wait for a job whose submission is still on its way
+IDLE_POLL_S = 0.25
+BUSY_POLL_S = 0.002  # with jobs but nothing to do now: a slack runs down, a device is at work
+
+Runner = AutoregressiveRunner | StreamingRunner | OneShotRunner
+
+
+class WorkerPlan(msgspec.Struct, kw_only=True):
+    """What a worker is to load. Travels to its process when it is started."""
+
+    name: str
+    family: str
+    folder: str
+    stages: dict[str, StageProfile]
+    device: str
+    threads: int = 0
+    handoff_timeout_s: float = 30.0
+
+
+@dataclass(slots=True)
+class _Job:
+    job: Job
+    placement: dict[str, str]
+    reply_to: str
+    running: set[str]  # stages here that have not given their last chunk
+    started: set[str] = field(default_factory=set)
+    conditions: dict[str, dict[str, list[Chunk]]] = field(default_factory=dict)  # by stage, then source
+    early: defaultdict[str, list[Chunk]] = field(default_factory=lambda: defaultdict(list))
+    heard: float = 0.0  # when something last came from another worker
+    paused: bool = False
+
+
+def build_runners(
+    family: Family, plan: WorkerPlan, sink: Callable[[Chunk], None], folder: Path
+) -> dict[str, Runner]:
+    """Load each stage of the plan and put its scheduler around it."""
+    device = torch.device(plan.device)
+    in_flight = 2 if device.type == "cuda" else 1
+    runners: dict[str, Runner] = {}
+    for stage in family.stages:
+        if stage.name not in plan.stages:
+            continue
+        p = plan.stages[stage.name]
+        program = family.load(stage.name, folder, device, dtype_of(p.dtype, device))
+        if stage.kind is StageKind.AUTOREGRESSIVE:
+            limits = AutoregressiveLimits(
+                slots=p.slots,
+                max_batch=p.max_batch,
+                kv_blocks=(p.kv_blocks or 1024) + 1,
+                block_tokens=p.block_tokens,
+                prefill_tokens=p.prefill_tokens,
+                prefix_cache=p.prefix_cache,
+                in_flight=in_flight,
+            )
+            runners[stage.name] = AutoregressiveRunner(stage.name, program, limits, device, sink)
+        elif stage.kind is StageKind.STREAMING:
+            runners[stage.name] = StreamingRunner(
+                stage.name,
+                program,
+                StreamingLimits(
+                    slots=p.slots,
+                    max_batch=p.max_batch,
+                    max_chunk_frames=p.max_chunk_frames,
+                    in_flight=in_flight,
+                ),
+                device,
+                sink,
+            )
+        else:
+            runners[stage.name] = OneShotRunner(stage.name, program, OneShotLimits(max_batch=p.max_batch), sink)
+    return runners
+
+
+def dtype_of(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype), name
+    return dtype
+
+
+class Worker:
+    def __init__(self, plan: WorkerPlan, mailbox: Mailbox) -> None:
+        if plan.threads:
+            torch.set_num_threads(plan.threads)
+        self.plan, self._mailbox = plan, mailbox
+        self._family = load_family(plan.family)
+        self._stages = {stage.name: stage for stage in self._family.stages}
+        self._runners = build_runners(self._family, plan, self._route, Path(plan.folder))
+        self._jobs: dict[str, _Job] = {}
+        self._orphans: dict[str, tuple[float, list[tuple[str, Chunk]]]] = {}
+        self._clients: dict[str, float] = {}  # address -> last heard
+        self._beat = 0.0
+        self._busy_s = 0.0
+        self._done = False
+
+    def run(self, alive: Callable[[], bool] = lambda: True) -> None:
+        """Serve until told to shut down, or until `alive` says that whoever started this is gone."""
+        poll_s = 0.0
+        while not self._done and alive():
+            messages = self._mailbox.poll(poll_s)
+            begin = time.perf_counter()
+            for message in messages:
+                self._handle(message)
+            worked = bool(messages)
+            now = time.monotonic()
+            for runner in self._runners.values():
+                worked |= self._tick(runner, now)
+            if now - self._beat >= HEARTBEAT_S:
+                self._heartbeat(now)
+            self._mailbox.flush()
+            if worked:
+                self._busy_s += time.perf_counter() - begin
+            poll_s = 0.0 if worked else BUSY_POLL_S if self._jobs else IDLE_POLL_S
+
+    # --- messages in --------------------------------------------------------------------------------
+
+    def _handle(self, message: Message) -> None:
+        if isinstance(message, Deliver):
+            self._arrive(message.stage, message.chunk)
+        elif isinstance(message, Submit):
+            self._submit(message)
+        elif isinstance(message, Feed):
+            self._guarded(message.job, lambda: self._runners[message.stage].feed(message.job, message.data))
+        elif isinstance(message, Abort):
+            self._drop(message.job)
+        elif isinstance(message, Pause):
+            self._pause(message)
+        elif isinstance(message, Subscribe):
+            if message.client not in self._clients:
+                self._mailbox.send(message.client, Ready(worker=self.plan.name, stages=list(self._runners)))
+                self._beat = 0.0
+            self._clients[message.client] = time.monotonic()
+        elif isinstance(message, Shutdown):
+            self._done = True
+
+    def _submit(self, m: Submit) -> None:
+        local = [s for s in m.job.route if m.placement[s] == self._mailbox.address]
+        record = _Job(m.job, m.placement, m.reply_to, running=set(local), heard=time.monotonic())
+        self._jobs[m.job.id] = record
+        for stage in local:
+            record.conditions[stage] = {source: [] for source in self._conditions_of(stage, m.job)}
+        for stage in local:
+            self._maybe_start(record, stage)
+        for stage, chunk in self._orphans.pop(m.job.id, (0.0, []))[1]:
+            self._arrive(stage, chunk)
+
+    def _conditions_of(self, stage: str, job: Job) -> list[str]:
+        """Stages whose whole output this one needs before it starts."""
+        whole = self._stages[stage].kind is StageKind.ONE_SHOT
+        return [
+            s.name
+            for s in self._family.stages
+            if s.name in job.route and stage in s.feeds and (whole or s.kind is StageKind.ONE_SHOT)
+        ]
+
+    def _pause(self, m: Pause) -> None:
+        record = self._jobs.get(m.job)
+        if record is not None:
+            record.paused, record.heard = m.paused, time.monotonic()
+            for stage in record.started & record.running:
+                self._runners[stage].pause(m.job, m.paused)
+
+    # --- chunks ---------------------------------------------------------------------------------------
+
+    def _route(self, chunk: Chunk) -> None:
+        """Take a chunk from a stage here to every stage that reads it."""
+        record = self._jobs.get(chunk.job)
+        if record is None:
+            return
+        if chunk.last:
+            record.running.discard(chunk.source)
+        for stage in self._stages[chunk.source].feeds:
+            if stage == CLIENT or (stage in record.job.route):
+                self._send(record, stage, chunk)
+        if chunk.source in record.job.taps:
+            self._mailbox.send(record.reply_to, Deliver(stage=CLIENT, chunk=chunk))
+        if not record.running:
+            self._jobs.pop(chunk.job, None)
+
+    def _send(self, record: _Job, stage: str, chunk: Chunk) -> None:
+        if stage == CLIENT:
+            self._mailbox.send(record.reply_to, Deliver(stage=CLIENT, chunk=chunk))
+        elif record.placement[stage] == self._mailbox.address:
+            self._arrive(stage, chunk)
+        else:
+            self._mailbox.send(record.placement[stage], Deliver(stage=stage, chunk=chunk))
+
+    def _arrive(self, stage: str, chunk: Chunk) -> None:
+        record = self._jobs.get(chunk.job)
+        if record is None:  # its submission may be on another socket still, or it was aborted
+            entry = self._orphans.setdefault(chunk.job, (time.monotonic(), []))
+            entry[1].append((stage, chunk))
+            return
+        record.heard = time.monotonic()
+        if chunk.source in record.conditions[stage]:
+            record.conditions[stage][chunk.source].append(chunk)
+            self._maybe_start(record, stage)
+        elif stage in record.started:
+            self._guarded(chunk.job, lambda: self._runners[stage].push(chunk))
+        else:
+            record.early[stage].append(chunk)
+
+    def _maybe_start(self, record: _Job, stage: str) -> None:
+        sources = record.conditions[stage]
+        if stage in record.started or not all(chunks and chunks[-1].last for chunks in sources.values()):
+            return
+        record.started.add(stage)
+        arrived = {source: joined(chunks) for source, chunks in sources.items()}
+
+        def start() -> None:
+            self._runners[stage].start(record.job, arrived)
+            for chunk in record.early.pop(stage, []):
+                self._runners[stage].push(chunk)
+
+        self._guarded(record.job.id, start)
+
+    # --- failing ----------------------------------------------------------------------------------------
+
+    def _guarded(self, job_id: str, action: Callable[[], None]) -> None:
+        """Run something for one job; what goes wrong is that job's failure."""
+        if job_id not in self._jobs:
+            return
+        try:
+            action()
+        except HocketError as e:
+            self._fail(job_id, e)
+        except Exception as e:  # a bug in a program must not take the other jobs along
+            log.exception("job %s", job_id)
+            self._fail(job_id, RequestFailed(f"internal error: {type(e).__name__}"))
+
+    def _tick(self, runner: Runner, now: float) -> bool:
+        try:
+            return runner.tick(now)
+        except Exception as e:  # which row of a batch it was cannot be told
+            log.exception("stage %s", runner.name)
+            for job_id in runner.jobs():
+                self._fail(job_id, RequestFailed(f"stage {runner.name} failed: {type(e).__name__}"))
+            return True
+
+    def _fail(self, job_id: str, error: HocketError) -> None:
+        record = self._jobs.get(job_id)
+        if record is not None:
+            failed = Failed(
+                job=job_id, error=type(error).__name__, message=error.message, code=error.code, param=error.param
+            )
+            self._mailbox.send(record.reply_to, failed)
+        self._drop(job_id)
+
+    def _drop(self, job_id: str) -> None:
+        self._orphans.pop(job_id, None)
+        if self._jobs.pop(job_id, None) is not None:
+            for runner in self._runners.values():
+                runner.abort(job_id)
+
+    # --- once a second ------------------------------------------------------------------------------------
+
+    def _heartbeat(self, now: float) -> None:
+        self._beat = now
+        for client, heard in list(self._clients.items()):
+            if now - heard > CLIENT_SILENCE_S:
+                del self._clients[client]
+                self._mailbox.forget(client)
+                for job_id in [j for j, r in self._jobs.items() if r.reply_to == client]:
+                    self._drop(job_id)
+        for job_id, (since, _) in list(self._orphans.items()):
+            if now - since > EARLY_S:
+                del self._orphans[job_id]
+        self._check_handoffs(now)
+        status = self.status(now)
+        for client in self._clients:
+            self._mailbox.send(client, status)
+
+    def _check_handoffs(self, now: float) -> None:
+        """A stage that waits for one placed elsewhere must not wait for ever."""
+        limit = self.plan.handoff_timeout_s
+        for job_id, record in list(self._jobs.items()):
+            if self._reads_elsewhere(record) and not record.paused and not record.job.text_open and now - record.heard > limit:
+                waits = ", ".join(sorted(record.running))
+                self._fail(job_id, RequestFailed(f"{waits} heard nothing for {limit:g} s", code="handoff_timeout"))
+
+    def _reads_elsewhere(self, record: _Job) -> bool:
+        elsewhere = [s for s in record.job.route if record.placement[s] != self._mailbox.address]
+        return any(stage in self._stages[source].feeds for source in elsewhere for stage in record.running)
+
+    def status(self, now: float) -> Status:
+        stages = []
+        for runner in self._runners.values():
+            s = runner.refresh_stats()
+            stages.append(
+                StageStatus(
+                    stage=s.stage,
+                    slots_used=s.slots_used,
+                    slots_total=s.slots_total,
+                    kv_blocks_used=s.kv_blocks_used,
+                    kv_blocks_total=s.kv_blocks_total,
+                    waiting=s.waiting,
+                    steps=s.steps,
+                    step_seconds=s.step_seconds,
+                    rows=s.rows,
+                    frames=s.frames,
+                    preemptions=s.preemptions,
+                    prefix_hits=s.prefix_hits,
+                    cache_hits=s.cache_hits,
+                    idle_for_s=s.idle_for(now),
+                )
+            )
+        inside = sum(s.step_seconds for s in stages)
+        return Status(
+            worker=self.plan.name, stages=stages, jobs=len(self._jobs), overhead_seconds=self._busy_s - inside
+        )
+
+
+def joined(chunks: list[Chunk]) -> Chunk:
+    """A stage's whole output as one chunk."""
+    if len(chunks) == 1:
+        return chunks[0]
+    arrays = {name: np.concatenate([c.arrays[name] for c in chunks]) for name in chunks[-1].arrays}
+    return msgspec.structs.replace(chunks[-1], arrays=arrays)
+
+
+def error_of(failed: Failed) -> HocketError:
+    """The exception a `Failed` stands for."""
+    kind: Any = getattr(errors, failed.error, RequestFailed)
+    error: HocketError = kind(failed.message, param=failed.param, code=failed.code)
+    return error
+
+
+def parent_watch() -> Callable[[], bool]:
+    """True as long as the process that started this one lives."""
+    parent = os.getppid()
+    return lambda: os.getppid() == parent

@@ -1,0 +1,389 @@
+"""Continuous batching for an autoregressive stage.
+
+One `tick` admits waiting jobs while slots and blocks last, spends a budget of tokens on prefill,
+and makes one frame for every job that is ready. A job that must give way keeps the frames it has
+made; later they are run through prefill again, and since noise depends only on (seed, frame,
+codebook, token), it goes on exactly as it would have.
+
+    waiting ──admit──▶ prefill ──▶ ready ──stop──▶ done
+       ▲                  │          │
+       └────preempted─────┴──────────┤
+    parked ◀──slot wanted, no text / listener full──┘
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hocket.core import AutoregressiveProgram, Chunk, Job, Prompt
+from hocket.errors import InvalidRequest
+from hocket.runtime.blocks import KvBlocks
+from hocket.runtime.playback import PlaybackClock
+from hocket.runtime.ring import OutputRing, Owner
+from hocket.runtime.slots import Slots
+from hocket.runtime.state import allocate, reset
+from hocket.runtime.stats import StageStats
+
+Sink = Callable[[Chunk], None]
+
+
+@dataclass(frozen=True, slots=True)
+class AutoregressiveLimits:
+    slots: int = 16
+    max_batch: int = 16
+    kv_blocks: int = 1024
+    block_tokens: int = 16
+    max_context: int = 8192  # tokens of one job, prompt and frames
+    prefill_tokens: int = 512  # spent on prefill between two frame steps; 0: no limit
+    prefix_cache: bool = True
+    in_flight: int = 1  # steps launched before the first of them is read
+
+
+@dataclass(slots=True, eq=False)
+class _Task:
+    job: Job
+    prompt: Prompt
+    order: int  # of arrival
+    hashes: list[bytes]
+    frames: list[np.ndarray] = field(default_factory=list)  # made and read
+    launched: int = 0  # made, read or not
+    tokens: int = 0  # cache positions written or launched
+    slot: int = 0
+    blocks: list[int] = field(default_factory=list)
+    published: int = 0  # blocks whose hash is public
+    clock: PlaybackClock = field(default_factory=PlaybackClock)
+    paused: bool = False
+    chunks: int = 0
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        return (-self.job.priority, self.order)
+
+    @property
+    def prefill_rows(self) -> int:
+        """Rows to run before the first step; the last input row is the step's."""
+        return len(self.prompt.row_keys) + len(self.frames) - 1
+
+    @property
+    def stalled(self) -> bool:
+        """Nothing can be made for it now: its text has run out, or its listener is full."""
+        ready = self.prompt.frames_ready()
+        return self.paused or (ready is not None and self.launched >= ready)
+
+
+class AutoregressiveRunner:
+    def __init__(
+        self,
+        name: str,
+        program: AutoregressiveProgram,
+        limits: AutoregressiveLimits,
+        device: torch.device,
+        sink: Sink,
+    ) -> None:
+        self.name, self.program, self.limits, self.device = name, program, limits, device
+        self._sink = sink
+        context = min(limits.max_context, program.max_tokens, (limits.kv_blocks - 1) * limits.block_tokens)
+        self._max_context = context
+        self._blocks = KvBlocks(limits.kv_blocks, limits.block_tokens, share=limits.prefix_cache)
+        self._slots = Slots(limits.slots)
+        self._state = allocate(
+            program.declare(),
+            slots=limits.slots + 1,
+            device=device,
+            blocks=limits.kv_blocks,
+            block_tokens=limits.block_tokens,
+            max_blocks=-(-context // limits.block_tokens),
+        )
+        self._ring = OutputRing(limits.in_flight)
+        self._tasks: dict[str, _Task] = {}
+        self._waiting: list[tuple[tuple[int, int], _Task]] = []
+        self._resident: dict[int, _Task] = {}  # by slot
+        self._arrivals = 0
+        self._table_writes: list[tuple[int, int, int]] = []
+        self._batch: tuple[tuple[int, ...], Tensor] = ((), torch.zeros(0, dtype=torch.int64, device=device))
+        self.stats = StageStats(name, limits.slots, self._blocks.total)
+
+    # --- what the worker calls --------------------------------------------------------------------
+
+    def start(self, job: Job, arrived: Mapping[str, Chunk]) -> None:
+        """Queue a job. Raises InvalidRequest when it could never fit."""
+        prompt = self.program.begin(job, arrived)
+        tokens = len(prompt.row_keys) + job.max_frames - 1
+        if tokens > self._max_context:
+            raise InvalidRequest(
+                f"the prompt takes {len(prompt.row_keys)} positions and {job.max_frames} frames are allowed, but "
+                f"{self.name} holds {self._max_context} in all; shorten the text or lower max_new_tokens",
+                param="input",
+                code="context_too_long",
+            )
+        self._arrivals += 1
+        hashes = self._blocks.hashes(prompt.row_keys)[: (len(prompt.row_keys) - 1) // self.limits.block_tokens]
+        task = _Task(job, prompt, self._arrivals, hashes)
+        self._tasks[job.id] = task
+        heapq.heappush(self._waiting, (task.rank, task))
+
+    def push(self, chunk: Chunk) -> None:
+        raise NotImplementedError(f"{self.name} reads no streamed chunks")
+
+    def feed(self, job_id: str, data: bytes) -> None:
+        task = self._tasks.get(job_id)
+        if task is not None:
+            self.program.feed(task.prompt, data)
+            if task.slot:
+                self.program.write_text(self._state.tensors, task.slot, task.prompt)
+            self._unpark(task)
+
+    def pause(self, job_id: str, paused: bool) -> None:
+        task = self._tasks.get(job_id)
+        if task is not None:
+            task.paused = paused
+            self._unpark(task)
+
+    def abort(self, job_id: str) -> None:
+        task = self._tasks.pop(job_id, None)
+        if task is not None:
+            self._evict(task)
+            self._waiting = [entry for entry in self._waiting if entry[1] is not task]
+            heapq.heapify(self._waiting)
+
+    def tick(self, now: float) -> bool:
+        """Launch what can be launched, read what is there. False when there was nothing to do."""
+        worked = self._collect(now, wait=self._ring.full)
+        self._admit(now)
+        worked |= self._prefill()
+        worked |= self._step(now)
+        if self.limits.in_flight == 1 or not worked:
+            worked |= self._collect(now, wait=self.limits.in_flight == 1)
+        self.stats.observe(now, worked, bool(self._tasks))
+        return worked
+
+    def jobs(self) -> list[str]:
+        return list(self._tasks)
+
+    def refresh_stats(self) -> StageStats:
+        s = self.stats
+        s.waiting = len(self._waiting)
+        s.slots_used = self._slots.used
+        s.kv_blocks_used = self._blocks.used
+        return s
+
+    # --- admission and giving way -------------------------------------------------------------------
+
+    def _admit(self, now: float) -> None:
+        while self._waiting:
+            _, task = self._waiting[0]
+            if task.stalled and task.frames:
+                heapq.heappop(self._waiting)  # parked: comes back when text arrives
+                continue
+            if not self._slots.free and not self._make_way(task, now, slot=True):
+                return
+            if not self._place(task) and not (self._make_way(task, now, slot=False) and self._place(task)):
+                return
+            heapq.heappop(self._waiting)
+
+    def _place(self, task: _Task) -> bool:
+        """Give the task a slot, the blocks of its rows and its row of state, or nothing at all."""
+        shared = self._blocks.match(task.hashes)
+        rows = task.prefill_rows + 1
+        # One block more a resident: room to grow before anyone has to give way again.
+        spare = len(self._resident) if self._resident else 0
+        need = -(-rows // self.limits.block_tokens) - len(shared)
+        fresh = self._blocks.take(need) if need + spare <= self._blocks.available else None
+        if fresh is None:
+            self._blocks.release(shared)
+            return False
+        slot = self._slots.take()
+        assert slot is not None
+        task.slot, task.blocks = slot, shared + fresh
+        task.tokens = len(shared) * self.limits.block_tokens
+        task.published = len(shared)
+        task.launched = len(task.frames)
+        self.stats.prefix_hits += len(shared)
+        reset(self._state, torch.tensor([slot], device=self.device))
+        self._table_writes += [(slot, i, block) for i, block in enumerate(task.blocks)]
+        state = self._state.tensors
+        state.cache.position[slot] = task.tokens
+        with self.stats.timed():
+            self.program.join(state, slot, task.job, task.prompt, self._frames(task))
+        self._resident[slot] = task
+        return True
+
+    def _make_way(self, task: _Task, now: float, *, slot: bool) -> bool:
+        """Preempt someone for a waiting task: who can make nothing now, or has a lower priority."""
+        others = [t for t in self._resident.values() if t.stalled or t.job.priority < task.job.priority]
+        if not others:
+            return False
+        victim = min(others, key=lambda t: (not t.stalled, t.job.priority, -t.clock.slack(now)))
+        self._preempt(victim)
+        return True
+
+    def _preempt(self, task: _Task) -> None:
+        self._evict(task)
+        self.stats.preemptions += 1
+        if not task.stalled:
+            heapq.heappush(self._waiting, (task.rank, task))
+
+    def _unpark(self, task: _Task) -> None:
+        if not task.slot and not task.stalled and not any(t is task for _, t in self._waiting):
+            heapq.heappush(self._waiting, (task.rank, task))
+
+    def _evict(self, task: _Task) -> None:
+        if task.slot:
+            del self._resident[task.slot]
+            self._slots.release(task.slot)
+            self._blocks.release(task.blocks)
+            self._table_writes = [w for w in self._table_writes if w[0] != task.slot]
+            task.slot, task.blocks = 0, []
+
+    def _grow(self, task: _Task, now: float) -> bool:
+        """Make sure the task's next position has a block. May preempt others, or the task itself.
+
+        The first in rank is never preempted, so it always gets on, and so in turn does everyone.
+        """
+        while task.tokens >= len(task.blocks) * self.limits.block_tokens:
+            fresh = self._blocks.take(1)
+            if fresh is not None:
+                self._table_writes.append((task.slot, len(task.blocks), fresh[0]))
+                task.blocks += fresh
+                continue
+            top = min(self._resident.values(), key=lambda t: t.rank)
+            others = [t for t in self._resident.values() if t is not top]
+            assert others, "one job fits the pool: checked in start"
+            victim = max(others, key=lambda t: (t.stalled, -t.job.priority, t.clock.slack(now), t.order))
+            self._preempt(victim)
+            if victim is task:
+                return False
+        return True
+
+    # --- device work ----------------------------------------------------------------------------------
+
+    def _prefill(self) -> bool:
+        pending = sorted(
+            (t for t in self._resident.values() if t.tokens < t.prefill_rows), key=lambda t: t.rank
+        )
+        budget = self.limits.prefill_tokens or sum(t.prefill_rows for t in pending)
+        groups: dict[int, list[tuple[_Task, int]]] = {}
+        for task in pending:
+            if budget <= 0:
+                break
+            count = min(task.prefill_rows - task.tokens, budget)
+            budget -= count
+            groups.setdefault(count.bit_length(), []).append((task, count))
+        for group in groups.values():
+            self._prefill_group(group)
+        return bool(groups)
+
+    def _prefill_group(self, group: list[tuple[_Task, int]]) -> None:
+        self._write_tables()
+        program, state = self.program, self._state.tensors
+        longest = max(count for _, count in group)
+        with self.stats.timed():
+            rows = [
+                program.rows(task.prompt, self._frames(task), task.tokens, task.tokens + count)
+                for task, count in group
+            ]
+            x = torch.stack([torch.nn.functional.pad(r, (0, 0, 0, longest - len(r))) for r in rows])
+            slots = torch.tensor([task.slot for task, _ in group], device=self.device)
+            counts = torch.tensor([count for _, count in group], device=self.device)
+            context = self._context(max(task.tokens + count for task, count in group))
+            program.prefill(state, slots, x, counts, context)
+        for task, count in group:
+            task.tokens += count
+            full = min(task.tokens // self.limits.block_tokens, len(task.hashes))
+            for i in range(task.published, full):
+                self._blocks.publish(task.blocks[i], task.hashes[i])
+            task.published = max(task.published, full)
+
+    def _step(self, now: float) -> bool:
+        if self._ring.full:
+            return False
+        ready = [
+            t
+            for t in self._resident.values()
+            if t.tokens >= t.prefill_rows and t.launched < t.job.max_frames and not t.stalled
+        ]
+        if len(ready) > self.limits.max_batch:
+            ready.sort(key=lambda t: (-t.job.priority, t.clock.slack(now), t.order))
+            ready = ready[: self.limits.max_batch]
+        ready = [t for t in ready if t.slot and self._grow(t, now)]
+        ready = [t for t in ready if t.slot]  # a later one may have taken an earlier one's place
+        if not ready:
+            return False
+        self._write_tables()
+        owners = [Owner(t.slot, self._slots.epoch[t.slot], t) for t in ready]
+        context = self._context(max(t.tokens for t in ready) + 1)
+        variant = 0
+        for t in ready:
+            variant |= t.prompt.variant
+            t.tokens += 1
+            t.launched += 1
+        with self.stats.timed(rows=len(ready)):
+            out = self.program.step(self._state.tensors, self._batch_slots(ready), context, variant)
+            self._ring.push(owners, [out.chunk, out.emit, out.stop])
+        return True
+
+    def _batch_slots(self, tasks: list[_Task]) -> Tensor:
+        """The batch's slots on the device; the last tensor again while the batch is the same."""
+        slots = tuple(t.slot for t in tasks)
+        if slots != self._batch[0]:
+            self._batch = (slots, torch.tensor(slots, device=self.device))
+        return self._batch[1]
+
+    def _context(self, tokens: int) -> int:
+        """Few distinct values, so that shapes repeat."""
+        step = 4 * self.limits.block_tokens
+        return min(-(-tokens // step) * step, -(-self._max_context // self.limits.block_tokens) * self.limits.block_tokens)
+
+    def _write_tables(self) -> None:
+        if self._table_writes:
+            slot, at, block = torch.tensor(self._table_writes, device=self.device).T
+            self._state.tensors.cache.blocks[slot, at] = block.int()
+            self._table_writes = []
+
+    def _frames(self, task: _Task) -> np.ndarray:
+        return np.stack(task.frames) if task.frames else np.zeros((0, 0), np.int32)
+
+    # --- results ----------------------------------------------------------------------------------------
+
+    def _collect(self, now: float, *, wait: bool) -> bool:
+        popped = self._ring.pop(wait=wait)
+        if popped is None:
+            return False
+        owners, (chunks, emits, stops) = popped
+        for owner, frame, emit, stop in zip(owners, chunks, emits.tolist(), stops.tolist(), strict=False):
+            if self._slots.epoch[owner.slot] != owner.epoch:
+                continue  # preempted or aborted since
+            task: _Task = owner.task
+            if emit:
+                task.frames.append(frame)
+                task.clock.deliver(1 / self.program.frame_rate_hz, now)
+                self.stats.frames += 1
+            if stop:
+                del self._tasks[task.job.id]
+                self._evict(task)
+            if emit or stop:
+                self._emit(task, frame[None] if emit else frame[None][:0], last=stop)
+        return True
+
+    def _emit(self, task: _Task, frames: np.ndarray, *, last: bool) -> None:
+        kind = self.program.gives
+        length = last and len(task.frames) >= task.job.max_frames
+        self._sink(
+            Chunk(
+                job=task.job.id,
+                source=self.name,
+                index=task.chunks,
+                kind=kind,
+                arrays={kind.value: frames},
+                last=last,
+                finish_reason=("length" if length else "stop") if last else "",
+            )
+        )
+        task.chunks += 1
+

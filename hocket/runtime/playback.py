@@ -1,0 +1,52 @@
+"""The listener's clock: how much audio a stream has in hand, and how large its next chunk may be.
+
+A listener starts to play at the first audio and plays in real time. Slack is the audio delivered
+minus the time since then: a stream with slack can wait, one without is about to fall silent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CHUNK_FRAMES = (1, 2, 4, 8, 16, 32)  # sizes a codec step is made for; few, so that streams share a batch
+MARGIN_S = 0.25  # audio left when the next chunk should be ready; covers scheduling and the network
+
+
+@dataclass(slots=True)
+class PlaybackClock:
+    delivered_s: float = 0.0
+    started_at: float | None = None
+    worst_underrun_s: float = 0.0
+
+    def deliver(self, seconds: float, now: float) -> None:
+        if self.started_at is None:
+            self.started_at = now
+        self.worst_underrun_s = max(self.worst_underrun_s, -self.slack(now))
+        self.delivered_s += seconds
+
+    def slack(self, now: float) -> float:
+        """Seconds of audio in hand; 0 before the first audio, negative while the listener waits."""
+        return 0.0 if self.started_at is None else self.delivered_s - (now - self.started_at)
+
+
+def chunk_frames(
+    pending: int, *, ended: bool, first: int, slack_s: float | None, frame_s: float, largest: int
+) -> int:
+    """Frames the codec should decode now for a stream with `pending` frames; 0 to wait for more.
+
+    first: size wanted for the first chunk. slack_s: None before the first chunk. The size wanted
+    grows with slack, as far as waiting for that many frames at the worst tolerable speed (real
+    time) leaves `MARGIN_S` in hand. What is decoded is a size of `CHUNK_FRAMES` no larger than
+    `pending`; at the end of a stream nothing is waited for.
+    """
+    if pending == 0:
+        return 0
+    if slack_s is None:
+        wanted = max(1, first)
+    else:
+        wanted = max(1, int((slack_s - MARGIN_S) / frame_s))
+    wanted = min(wanted, largest)
+    if pending < wanted and not ended:
+        return 0
+    limit = min(pending, largest) if ended else min(pending, max(wanted, 1))
+    return max(n for n in CHUNK_FRAMES if n <= limit)

@@ -1,0 +1,83 @@
+"""Results on their way from the device to the host.
+
+A step's outputs are copied to pinned memory without waiting, and read when their event has fired.
+Each entry remembers who owned its rows (slot and epoch), so a row that changed hands meanwhile is
+dropped and can never reach another request. On a CPU results are there at once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class Owner:
+    slot: int
+    epoch: int
+    task: Any
+
+
+@dataclass(slots=True)
+class _Entry:
+    owners: list[Owner]
+    tensors: list[Tensor]
+    event: Any  # torch.cuda.Event, or None on a CPU
+
+
+class OutputRing:
+    """At most `depth` steps in flight; the oldest comes out first."""
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self._entries: deque[_Entry] = deque()
+        # Pinned memory and events are used again: to make either costs more than a step's copy.
+        self._pinned: defaultdict[tuple[torch.dtype, int], list[Tensor]] = defaultdict(list)
+        self._events: list[Any] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def full(self) -> bool:
+        return len(self._entries) >= self.depth
+
+    def push(self, owners: list[Owner], tensors: list[Tensor]) -> None:
+        """Rows i of all tensors belong to owners[i]; further rows are padding and are left behind."""
+        event = None
+        if tensors[0].is_cuda:
+            tensors = [self._pin(t[: len(owners)]) for t in tensors]
+            event = self._events.pop() if self._events else torch.cuda.Event()
+            event.record()
+        self._entries.append(_Entry(owners, tensors, event))
+
+    def pop(self, *, wait: bool) -> tuple[list[Owner], list[np.ndarray]] | None:
+        """The oldest step's rows if they are there, or None."""
+        if not self._entries:
+            return None
+        entry = self._entries[0]
+        if entry.event is None:
+            self._entries.popleft()
+            return entry.owners, [t.numpy() for t in entry.tensors]
+        if wait:
+            entry.event.synchronize()
+        elif not entry.event.query():
+            return None
+        self._entries.popleft()
+        self._events.append(entry.event)
+        rows = [t.numpy().copy() for t in entry.tensors]  # receivers keep them, the memory is used again
+        for t in entry.tensors:
+            base = t if t._base is None else t._base
+            self._pinned[base.dtype, base.numel()].append(base)
+        return entry.owners, rows
+
+    def _pin(self, t: Tensor) -> Tensor:
+        size = 1 << max(t.numel() - 1, 0).bit_length()  # few sizes, so that memory is found again
+        free = self._pinned[t.dtype, size]
+        memory = free.pop() if free else torch.empty(size, dtype=t.dtype, pin_memory=True)
+        return memory[: t.numel()].view(t.shape).copy_(t, non_blocking=True)

@@ -1,0 +1,48 @@
+"""What a stage has done, for /metrics, heartbeats and the stall check."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class StageStats:
+    stage: str
+    slots_total: int = 0
+    kv_blocks_total: int = 0
+    slots_used: int = 0
+    kv_blocks_used: int = 0
+    waiting: int = 0
+    steps: int = 0
+    step_seconds: float = 0.0  # inside the program
+    rows: int = 0  # sum of batch sizes over the steps
+    frames: int = 0
+    preemptions: int = 0
+    prefix_hits: int = 0  # blocks
+    cache_hits: int = 0
+    last_work: float = 0.0
+    busy: bool = False
+
+    @contextmanager
+    def timed(self, rows: int = 0) -> Iterator[None]:
+        """Count the enclosed call to the program; `rows` makes it a step."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.step_seconds += time.perf_counter() - start
+            if rows:
+                self.steps += 1
+                self.rows += rows
+
+    def observe(self, now: float, worked: bool, busy: bool) -> None:
+        if worked or not busy or not self.busy:
+            self.last_work = now
+        self.busy = busy
+
+    def idle_for(self, now: float) -> float:
+        """Seconds without progress while there was work."""
+        return now - self.last_work if self.busy else 0.0

@@ -1,0 +1,265 @@
+"""Streaming stages: fixed-shape steps over per-stream state, frames in, PCM out.
+
+A stream takes a slot with its first frame. Streams whose next chunk has the same number of frames
+share a step; first chunks go before steady ones, and among those the listener with least audio in
+hand goes first. How many frames a chunk has is decided by the playback clock.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hocket.core import Chunk, ChunkKind, Job, StreamingProgram, StreamPrompt
+from hocket.runtime.autoregressive import Sink
+from hocket.runtime.playback import CHUNK_FRAMES, PlaybackClock, chunk_frames
+from hocket.runtime.ring import OutputRing, Owner
+from hocket.runtime.slots import Slots
+from hocket.runtime.state import allocate, reset, restore, snapshot
+from hocket.runtime.stats import StageStats
+
+
+@dataclass(frozen=True, slots=True)
+class StreamingLimits:
+    slots: int = 16
+    max_batch: int = 16
+    max_chunk_frames: int = 32
+    primed_voices: int = 64  # states kept of voices whose reference was already run
+    in_flight: int = 1
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    job: Job
+    prompt: StreamPrompt
+    order: int
+    pending: deque[np.ndarray] = field(default_factory=deque)  # one frame each
+    ended: bool = False
+    finish_reason: str = ""
+    slot: int = 0
+    launched: bool = False  # its first chunk is under way
+    skip: int = 0  # samples of look-ahead still to be dropped
+    clock: PlaybackClock = field(default_factory=PlaybackClock)
+    promised_s: float = 0.0  # audio launched, delivered or not
+    chunks: int = 0
+
+
+@dataclass(slots=True)
+class _Piece:
+    stream: _Stream
+    samples: int  # of its frames; what follows is look-ahead, heard only at the end
+    last: bool
+
+
+class StreamingRunner:
+    def __init__(
+        self,
+        name: str,
+        program: StreamingProgram,
+        limits: StreamingLimits,
+        device: torch.device,
+        sink: Sink,
+    ) -> None:
+        self.name, self.program, self.limits, self.device = name, program, limits, device
+        self._sink = sink
+        self._slots = Slots(limits.slots)
+        self._state = allocate(program.declare(), slots=limits.slots + 1, device=device)
+        self._ring = OutputRing(limits.in_flight)
+        self._streams: dict[str, _Stream] = {}
+        self._primed: OrderedDict[bytes, list[Tensor]] = OrderedDict()
+        self._arrivals = 0
+        self.stats = StageStats(name, limits.slots)
+
+    # --- what the worker calls ----------------------------------------------------------------------
+
+    def start(self, job: Job, arrived: Mapping[str, Chunk]) -> None:
+        self._arrivals += 1
+        stream = _Stream(job, self.program.begin(job, arrived), self._arrivals, skip=self.program.lookahead)
+        self._streams[job.id] = stream
+
+    def push(self, chunk: Chunk) -> None:
+        stream = self._streams.get(chunk.job)
+        if stream is None:
+            return
+        stream.pending.extend(chunk.arrays[chunk.kind.value])
+        if chunk.last:
+            stream.ended = True
+            stream.finish_reason = chunk.finish_reason
+
+    def feed(self, job_id: str, data: bytes) -> None:
+        raise NotImplementedError(f"{self.name} reads no text")
+
+    def pause(self, job_id: str, paused: bool) -> None:
+        """Nothing to do: with its source paused a stream soon has no frames."""
+
+    def abort(self, job_id: str) -> None:
+        stream = self._streams.pop(job_id, None)
+        if stream is not None:
+            self._release(stream)
+
+    def tick(self, now: float) -> bool:
+        worked = self._collect(now, wait=self._ring.full)
+        for frames, streams in self._due(now):
+            if self._ring.full:
+                self._collect(now, wait=True)
+            self._step(frames, streams)
+            worked = True
+        worked |= self._collect(now, wait=self.limits.in_flight == 1)
+        self.stats.observe(now, worked, any(s.pending for s in self._streams.values()))
+        return worked
+
+    def jobs(self) -> list[str]:
+        return list(self._streams)
+
+    def refresh_stats(self) -> StageStats:
+        self.stats.slots_used = self._slots.used
+        self.stats.waiting = sum(1 for s in self._streams.values() if s.pending and not s.slot)
+        return self.stats
+
+    # --- which streams, how many frames ---------------------------------------------------------------
+
+    def _due(self, now: float) -> list[tuple[int, list[_Stream]]]:
+        """Groups (frames, streams) to decode now, the most urgent first."""
+        frame_s = self.program.hop / self.program.rate_hz
+        groups: dict[int, list[tuple[tuple[bool, float], _Stream]]] = {}
+        for stream in sorted(self._streams.values(), key=lambda s: (-s.job.priority, s.order)):
+            if not stream.pending and not (stream.ended and stream.launched):
+                if stream.ended:
+                    self._finish_empty(stream)
+                continue
+            slack = self._slack(stream, now)
+            count = chunk_frames(
+                len(stream.pending),
+                ended=stream.ended,
+                first=stream.job.first_chunk_frames,
+                slack_s=slack if stream.launched else None,
+                frame_s=frame_s,
+                largest=self.limits.max_chunk_frames,
+            )
+            if not stream.pending:  # ended after its last frame was decoded
+                self._finish_empty(stream)
+            elif count and (stream.slot or self._place(stream)):
+                groups.setdefault(count, []).append(((stream.launched, slack), stream))
+        out = []
+        for count, members in groups.items():
+            members.sort(key=lambda m: m[0])
+            for at in range(0, len(members), self.limits.max_batch):
+                part = members[at : at + self.limits.max_batch]
+                out.append((part[0][0], count, [stream for _, stream in part]))
+        out.sort(key=lambda group: group[0])
+        return [(count, streams) for _, count, streams in out]
+
+    def _slack(self, stream: _Stream, now: float) -> float:
+        """As the listener's, with audio that is under way counted as delivered."""
+        if stream.clock.started_at is None:
+            return stream.promised_s
+        return stream.promised_s - (now - stream.clock.started_at)
+
+    def _place(self, stream: _Stream) -> bool:
+        slot = self._slots.take()
+        if slot is None:
+            return False
+        stream.slot = slot
+        reset(self._state, torch.tensor([slot], device=self.device))
+        prime, key = stream.prompt.prime, stream.prompt.prime_key
+        if prime is None or key is None:
+            return True
+        known = self._primed.get(key)
+        if known is None:
+            self._prime(slot, prime)
+            self._primed[key] = snapshot(self._state, slot)
+            if len(self._primed) > self.limits.primed_voices:
+                self._primed.popitem(last=False)
+        else:
+            self.stats.cache_hits += 1
+            self._primed.move_to_end(key)
+            restore(self._state, slot, known)
+        return True
+
+    def _prime(self, slot: int, frames: np.ndarray) -> None:
+        """Run frames that nobody hears, so that what follows continues them."""
+        slots = torch.tensor([slot], device=self.device)
+        x = torch.from_numpy(np.ascontiguousarray(frames)).to(self.device)[None]
+        at = 0
+        with self.stats.timed():
+            while at < x.shape[1]:
+                count = max(n for n in CHUNK_FRAMES if n <= x.shape[1] - at)
+                self.program.step(self._state.tensors, slots, x[:, at : at + count])
+                at += count
+
+    # --- device work and results -----------------------------------------------------------------------
+
+    def _step(self, frames: int, streams: list[_Stream]) -> None:
+        owners = []
+        batch = []
+        last = []
+        for stream in streams:
+            batch.append([stream.pending.popleft() for _ in range(frames)])
+            stream.launched = True
+            stream.promised_s += frames * self.program.hop / self.program.rate_hz
+            ends = stream.ended and not stream.pending
+            last.append(ends)
+            owners.append(Owner(stream.slot, self._slots.epoch[stream.slot], _Piece(stream, frames * self.program.hop, ends)))
+        x = torch.from_numpy(np.asarray(batch)).to(self.device, non_blocking=True)
+        slots = torch.tensor([s.slot for s in streams], device=self.device)
+        with self.stats.timed(rows=len(streams)):
+            pcm = self.program.step(self._state.tensors, slots, x)
+            if self.program.lookahead and any(last):
+                tail = self.program.flush(self._state.tensors, slots)
+                pcm = torch.cat([pcm, tail], dim=1)
+            self._ring.push(owners, [pcm])
+        self.stats.frames += frames * len(streams)
+
+    def _collect(self, now: float, *, wait: bool) -> bool:
+        popped = self._ring.pop(wait=wait)
+        if popped is None:
+            return False
+        owners, (pcm,) = popped
+        for owner, samples in zip(owners, pcm, strict=False):
+            if self._slots.epoch[owner.slot] != owner.epoch:
+                continue
+            piece: _Piece = owner.task
+            heard = samples if piece.last else samples[: piece.samples]
+            drop = min(piece.stream.skip, len(heard))
+            piece.stream.skip -= drop
+            self._deliver(piece.stream, heard[drop:], now, last=piece.last)
+        return True
+
+    def _finish_empty(self, stream: _Stream) -> None:
+        """The end became known after the last frame was decoded, or there never was a frame."""
+        tail = np.zeros(0, np.float32)
+        if stream.slot and self.program.lookahead:
+            slots = torch.tensor([stream.slot], device=self.device)
+            tail = self.program.flush(self._state.tensors, slots)[0].cpu().numpy()[stream.skip :]
+        while len(self._ring):  # what is under way comes first
+            self._collect(stream.clock.started_at or 0.0, wait=True)
+        self._deliver(stream, tail, None, last=True)
+
+    def _deliver(self, stream: _Stream, samples: np.ndarray, now: float | None, *, last: bool) -> None:
+        if now is not None:
+            stream.clock.deliver(len(samples) / self.program.rate_hz, now)
+        if last:
+            del self._streams[stream.job.id]
+            self._release(stream)
+        self._sink(
+            Chunk(
+                job=stream.job.id,
+                source=self.name,
+                index=stream.chunks,
+                kind=ChunkKind.PCM,
+                arrays={"pcm": samples},
+                last=last,
+                finish_reason=stream.finish_reason if last else "",
+            )
+        )
+        stream.chunks += 1
+
+    def _release(self, stream: _Stream) -> None:
+        if stream.slot:
+            self._slots.release(stream.slot)
+            stream.slot = 0

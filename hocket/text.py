@@ -1,0 +1,91 @@
+"""Cutting text into sentences and into units short enough to be spoken in one go.
+
+Rules of `docs/api.md`: Latin `.!?` end a sentence only before a space or the end, and not after an
+abbreviation, an initial or a number; `。！？…` and the Devanagari and Arabic marks end one at once;
+closing quotes stay with their sentence; nothing is dropped.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_ABBREVIATIONS = frozenset(
+    "mr mrs ms dr prof sr jr st vs etc e.g i.e cf no vol fig approx dept est inc ltd co corp gen col sgt "
+    "capt lt rev hon gov sen rep jan feb mar apr jun jul aug sep sept oct nov dec mt ave blvd a.m p.m u.s u.k "
+    "bzw z.b d.h usw ca nr str m.a ph.d".split()
+)
+_CLOSERS = "\"'”’»)]}」』）】》"
+_LATIN = re.compile(r"[.!?]+[" + re.escape(_CLOSERS) + r"]*(?=\s|$)")
+_DIRECT = re.compile(r"[。！？…｡।॥؟۔]+[" + re.escape(_CLOSERS) + r"]*")
+_NEWLINE = re.compile(r"\s*\n\s*\n\s*|\n")
+_CLAUSE = re.compile(r"[,;:，、；：،؛—][" + re.escape(_CLOSERS) + r"]*\s*")
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of `text`, each with the blanks that follow it; joined they give `text`."""
+    ends = sorted(
+        {m.end() for m in _DIRECT.finditer(text)}
+        | {m.end() for m in _NEWLINE.finditer(text)}
+        | {m.end() for m in _LATIN.finditer(text) if _ends_sentence(text, m)}
+    )
+    out: list[str] = []
+    start = 0
+    for end in (*ends, len(text)):
+        while end < len(text) and text[end].isspace():
+            end += 1
+        if end > start:
+            out.append(text[start:end])
+            start = end
+    return out
+
+
+def _ends_sentence(text: str, mark: re.Match[str]) -> bool:
+    if not mark.group().startswith(".") or mark.group().startswith(".."):
+        return True
+    before = re.search(r"\S+$", text[: mark.start()])
+    if before is None:
+        return False
+    word = before.group().lstrip("\"'“‘«([{").lower()
+    if word in _ABBREVIATIONS or (len(word) == 1 and word.isalpha()):
+        return False
+    rest = text[mark.end() :].lstrip()
+    return not (word.isdigit() and len(word) < 3 and rest[:1].islower())  # "the 2. attempt"
+
+
+def weight(text: str) -> int:
+    """Rough length in Latin letters: an ideograph, kana or syllable block counts for three."""
+    return sum(3 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def units(text: str, limit: int) -> list[str]:
+    """Pieces of `text` of about `limit` weight, cut at sentence ends, else clauses, else blanks.
+
+    Short text stays whole. Joined, the pieces give `text`; none is blank.
+    """
+    pieces: list[str] = []
+    for sentence in sentences(text):
+        pieces.extend(_shorter(sentence, limit))
+    out: list[str] = []
+    for piece in pieces:
+        if out and (not piece.strip() or weight(out[-1]) + weight(piece) <= limit):
+            out[-1] += piece
+        else:
+            out.append(piece)
+    return out
+
+
+def _shorter(text: str, limit: int) -> list[str]:
+    if weight(text) <= limit:
+        return [text]
+    middle = len(text) // 2
+    for pattern in (_CLAUSE, re.compile(r"\s+")):
+        cuts = [m.end() for m in pattern.finditer(text) if 0 < m.end() < len(text)]
+        cuts = [c for c in cuts if not (text[c - 1] in ",." and text[c].isdigit())]  # "1,000"
+        if cuts:
+            cut = min(cuts, key=lambda c: abs(c - middle))
+            return _shorter(text[:cut], limit) + _shorter(text[cut:], limit)
+    cut = middle
+    while cut < len(text) and (unicodedata.combining(text[cut]) or text[cut] in "\u200d\ufe0f"):
+        cut += 1  # stay on a grapheme's edge
+    return [text] if cut in (0, len(text)) else _shorter(text[:cut], limit) + _shorter(text[cut:], limit)
