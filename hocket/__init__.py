@@ -1,3 +1,37 @@
-"""hocket: a serving engine for multi-stage speech models."""
+"""hocket: a serving engine for multi-stage speech models.
+
+The names below load what they need when they are first used: `import hocket` alone is instant.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hocket import errors
+    from hocket.core import Reference, Sampling, SpeechRequest
+    from hocket.engine.client import AsyncEngine, Engine
 
 __version__ = "0.1.0"
+__all__ = ["AsyncEngine", "Engine", "Reference", "Sampling", "SpeechRequest", "__version__", "errors"]
+
+_HOMES = {
+    "AsyncEngine": "hocket.engine.client",
+    "Engine": "hocket.engine.client",
+    "Reference": "hocket.core",
+    "Sampling": "hocket.core",
+    "SpeechRequest": "hocket.core",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return importlib.import_module("hocket.errors")
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'hocket' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOMES, "errors"]

@@ -9,7 +9,9 @@ from hocket.engine.messages import Abort, Deliver, Feed, Message, Shutdown, Subm
 
 
 @pytest.fixture(params=["local:{}", "ipc://{}", "tcp://127.0.0.1:{}"], ids=["threads", "ipc", "tcp"])
-def pair(request: pytest.FixtureRequest, tmp_path: object, unused_tcp_port_factory: object) -> tuple[Mailbox, Mailbox]:
+def pair(
+    request: pytest.FixtureRequest, tmp_path: object, unused_tcp_port_factory: object
+) -> tuple[Mailbox, Mailbox]:
     def address(name: str) -> str:
         place = unused_tcp_port_factory() if "tcp" in request.param else f"{tmp_path}/{name}"  # type: ignore[operator]
         return str(request.param).format(place)
@@ -21,7 +23,8 @@ def pair(request: pytest.FixtureRequest, tmp_path: object, unused_tcp_port_facto
 
 def chunk(**arrays: np.ndarray) -> Deliver:
     return Deliver(
-        stage="codec", chunk=Chunk(job="j", source="talker", index=3, kind=ChunkKind.CODES, arrays=arrays, last=True)
+        stage="codec",
+        chunk=Chunk(job="j", source="talker", index=3, kind=ChunkKind.CODES, arrays=arrays, last=True),
     )
 
 

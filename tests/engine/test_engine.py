@@ -35,7 +35,9 @@ def request_of(case: dict[str, Any], **changes: Any) -> SpeechRequest:
     reference = None
     if "ref_audio" in r:
         samples, rate = decode(ROOT / "data" / Path(r["ref_audio"]).name, param="ref_audio")
-        reference = Reference(samples=samples, rate_hz=rate, text=r.get("ref_text"), speaker_only="ref_text" not in r)
+        reference = Reference(
+            samples=samples, rate_hz=rate, text=r.get("ref_text"), speaker_only="ref_text" not in r
+        )
     options: dict[str, Any] = {
         "text": r["text"],
         "voice": r.get("speaker"),
@@ -89,7 +91,7 @@ async def test_sound_is_the_references(name: str, cases: Any, golden: Any, check
         sound = await hear(stream)
     np.testing.assert_array_equal(stream.codes, expected["codes"])
     assert sound.shape == expected["wave"].shape
-    np.testing.assert_allclose(sound, expected["wave"], atol=2e-4)
+    np.testing.assert_allclose(sound, expected["wave"], atol=1e-4)
     assert stream.usage.frames == len(expected["codes"])
     assert stream.finish_reason == ("stop" if name.endswith("_end") else "length")
 
@@ -103,7 +105,7 @@ async def test_first_chunk_is_as_long_as_asked_for_and_the_sound_the_same(endles
         )
         pieces = [audio.samples async for audio in stream]
     assert len(pieces[0]) == {0: 1, 1: 1, 3: 2, 30: 16}[first] * 1920
-    np.testing.assert_allclose(np.concatenate(pieces), plain, atol=2e-4)
+    np.testing.assert_allclose(np.concatenate(pieces), plain, atol=1e-4)
 
 
 async def test_voices_of_several_processes_and_stages_apart(checkpoint: Any, cases: Any, golden: Any) -> None:
@@ -116,11 +118,14 @@ async def test_voices_of_several_processes_and_stages_apart(checkpoint: Any, cas
         sound = await hear(stream)
         assert await settled(engine) == NOTHING
     np.testing.assert_array_equal(stream.codes, golden(name)["codes"])
-    np.testing.assert_allclose(sound, golden(name)["wave"], atol=2e-4)
+    np.testing.assert_allclose(sound, golden(name)["wave"], atol=1e-4)
 
 
 async def test_long_text_is_one_stream_in_order(endless: Path) -> None:
-    sentences = [f"This is sentence number {n} of a text that is far too long to be spoken in one go." for n in range(12)]
+    sentences = [
+        f"This is sentence number {n} of a text that is far too long to be spoken in one go."
+        for n in range(12)
+    ]
     async with AsyncEngine(endless, processes=False) as engine:
         units = engine.front_end.units(" ".join(sentences))
         assert len(units) > 2
@@ -131,7 +136,7 @@ async def test_long_text_is_one_stream_in_order(endless: Path) -> None:
             seed = (5 + n * 0x9E3779B97F4A7C15) % (1 << 63)
             parts.append(await hear(await engine.submit(SpeechRequest(text=unit, seed=seed, max_frames=9))))
         assert await settled(engine) == NOTHING
-    np.testing.assert_allclose(whole, np.concatenate(parts), atol=2e-4)
+    np.testing.assert_allclose(whole, np.concatenate(parts), atol=1e-4)
     assert stream.finish_reason == "length"
 
 
@@ -147,7 +152,7 @@ async def test_text_that_grows_sounds_like_text_at_once(endless: Path) -> None:
         grown = await hear(live)
         with pytest.raises(InvalidRequest, match="closed"):
             await live.add_text("more")
-    np.testing.assert_allclose(grown, whole, atol=2e-4)
+    np.testing.assert_allclose(grown, whole, atol=1e-4)
 
 
 async def test_five_hundred_aborts_leave_nothing_behind(checkpoint: Callable[..., Path]) -> None:
@@ -189,7 +194,9 @@ async def test_five_hundred_aborts_leave_nothing_behind(checkpoint: Callable[...
 
 async def test_killed_worker_fails_its_requests_and_comes_back(endless: Path) -> None:
     async with AsyncEngine(endless) as engine:
-        streams = [await engine.submit(SpeechRequest(text="Go on.", seed=n, max_frames=4000)) for n in range(4)]
+        streams = [
+            await engine.submit(SpeechRequest(text="Go on.", seed=n, max_frames=4000)) for n in range(4)
+        ]
         for stream in streams:
             await anext(stream)
         (seat,) = engine._seats.values()
@@ -214,7 +221,9 @@ async def test_killed_worker_fails_its_requests_and_comes_back(endless: Path) ->
 async def test_full_queue_refuses_at_once_and_serves_the_others(endless: Path) -> None:
     limits = small_pool(2)
     async with AsyncEngine(endless, processes=False, max_waiting=1, overrides=limits) as engine:
-        accepted = [await engine.submit(SpeechRequest(text="Go on.", seed=n, max_frames=20)) for n in range(3)]
+        accepted = [
+            await engine.submit(SpeechRequest(text="Go on.", seed=n, max_frames=20)) for n in range(3)
+        ]
         with pytest.raises(Overloaded, match="queue is full") as e:
             await engine.submit(SpeechRequest(text="No room."))
         assert e.value.retry_after_s >= 1
@@ -246,7 +255,7 @@ async def test_slow_listener_pauses_generation_and_loses_nothing(endless: Path) 
             held = slow._buffered_s
             assert await settled(engine) != NOTHING
         assert 2 < held < 6, "the rest is not made while nobody listens"
-        np.testing.assert_allclose(await hear(slow), plain, atol=2e-4)
+        np.testing.assert_allclose(await hear(slow), plain, atol=1e-4)
 
 
 async def test_abort_by_id(endless: Path) -> None:
@@ -275,8 +284,12 @@ async def test_abort_by_id(endless: Path) -> None:
         pytest.param({"sampling": Sampling(temperature=float("nan"))}, "temperature", id="not a number"),
         pytest.param({"sampling": Sampling(top_p=0.0)}, "top_p", id="empty nucleus"),
         pytest.param({"sampling": Sampling(top_k=-1)}, "top_k", id="negative top_k"),
-        pytest.param({"sampling": Sampling(repetition_penalty=0.0)}, "repetition_penalty", id="penalty of zero"),
-        pytest.param({"speaker_embedding": [1.0] * 64}, "ref_audio", id="vector for a checkpoint with presets"),
+        pytest.param(
+            {"sampling": Sampling(repetition_penalty=0.0)}, "repetition_penalty", id="penalty of zero"
+        ),
+        pytest.param(
+            {"speaker_embedding": [1.0] * 64}, "ref_audio", id="vector for a checkpoint with presets"
+        ),
         pytest.param({"extra": {"emo": 1}}, "extra_params.emo", id="another family's option"),
     ],
 )
@@ -310,10 +323,8 @@ def test_engine_without_a_loop(endless: Path) -> None:
         sound = np.concatenate([audio.samples for audio in stream])
         assert stream.stream.codes.shape == (5, 16)
         speech = engine.speech(SpeechRequest(text="Hello.", seed=4, max_frames=6))
-        np.testing.assert_allclose(speech.samples, sound, atol=2e-4)
+        np.testing.assert_allclose(speech.samples, sound, atol=1e-4)
         assert (speech.sample_rate_hz, speech.finish_reason, speech.seed) == (24000, "length", 4)
         endless_one = engine.speak(SpeechRequest(text="Hello.", max_frames=4000))
         next(endless_one)
         endless_one.close()
-
-
