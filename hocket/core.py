@@ -252,6 +252,11 @@ class AutoregressiveProgram(Protocol):
     gives: ChunkKind
     max_tokens: int  # longest context
     frame_rate_hz: float
+    width: int  # of an input row
+    dtype: torch.dtype  # of an input row
+    bounded_by_context: (
+        bool  # a step costs less with a smaller `context`; else it reads lengths on the device
+    )
 
     def declare(self) -> Any: ...
 
@@ -296,6 +301,7 @@ class StreamingProgram(Protocol):
     hop: int  # samples a frame
     rate_hz: int
     lookahead: int  # samples by which output lags input; `flush` gives them at the end
+    frame: Declared  # dtype and shape of one input frame
 
     def declare(self) -> Any: ...
 
@@ -303,6 +309,9 @@ class StreamingProgram(Protocol):
 
     def step(self, state: Any, slots: Tensor, frames: Tensor) -> Tensor:
         """frames [b, n, ...] -> float32 PCM [b, n * hop]; the first `lookahead` of a stream precede it."""
+
+    def prime(self, state: Any, slots: Tensor, frames: Tensor) -> None:
+        """Leave the state as `step` over frames [b, n, ...] would; what they sound like is not needed."""
 
     def flush(self, state: Any, slots: Tensor) -> Tensor:
         """-> float32 PCM [b, lookahead]"""

@@ -6,8 +6,8 @@ Which slot belongs to whom is not known here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,18 +16,18 @@ from torch import Tensor
 from hocket.core import Declared, leaves, map_leaves
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class State:
     """The tensors of one stage, beside the declaration they were made from (trees of one shape)."""
 
     declaration: Any
     tensors: Any  # what the program's functions take as `state`
 
-    def per_slot(self) -> Iterator[tuple[Declared, Tensor]]:
+    @cached_property
+    def per_slot(self) -> list[tuple[Declared, Tensor]]:
         """Each tensor with one row a slot."""
-        for declared, tensor in zip(leaves(self.declaration), leaves(self.tensors), strict=True):
-            if declared.per_slot:
-                yield declared, tensor
+        pairs = zip(leaves(self.declaration), leaves(self.tensors), strict=True)
+        return [(declared, tensor) for declared, tensor in pairs if declared.per_slot]
 
 
 def allocate(
@@ -59,15 +59,15 @@ def allocate(
 
 def reset(state: State, slots: Tensor) -> None:
     """Set the rows of `slots` int64 [k] to their declared fill, as when a slot changes hands."""
-    for declared, tensor in state.per_slot():
+    for declared, tensor in state.per_slot:
         tensor.index_fill_(0, slots, declared.fill)
 
 
 def snapshot(state: State, slot: int) -> list[Tensor]:
     """A copy of everything one slot holds, to be put back by `restore` into any slot."""
-    return [tensor[slot].clone() for _, tensor in state.per_slot()]
+    return [tensor[slot].clone() for _, tensor in state.per_slot]
 
 
 def restore(state: State, slot: int, rows: list[Tensor]) -> None:
-    for (_, tensor), row in zip(state.per_slot(), rows, strict=True):
+    for (_, tensor), row in zip(state.per_slot, rows, strict=True):
         tensor[slot].copy_(row)

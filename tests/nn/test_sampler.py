@@ -13,7 +13,9 @@ from hocket.nn.sampler import NUCLEUS, WIDE, DrawOptions, draw, gumbel, mix, noi
 
 def options(rows: int, temperature: float = 1.0, top_k: int = 50, top_p: float = 1.0) -> DrawOptions:
     return DrawOptions(
-        torch.full((rows,), temperature), torch.full((rows,), top_k, dtype=torch.int32), torch.full((rows,), top_p)
+        torch.full((rows,), temperature),
+        torch.full((rows,), top_k, dtype=torch.int32),
+        torch.full((rows,), top_p),
     )
 
 
@@ -53,7 +55,9 @@ def test_keys_of_near_counters_are_all_different() -> None:
 def test_draws_follow_the_softmax() -> None:
     probability = torch.tensor([0.4, 0.3, 0.2, 0.08, 0.02])
     n = 40000
-    drawn = draw(probability.log().expand(n, -1), options(n), noise_key(torch.arange(n), torch.zeros(n), 1)[:, 0], 0)
+    drawn = draw(
+        probability.log().expand(n, -1), options(n), noise_key(torch.arange(n), torch.zeros(n), 1)[:, 0], 0
+    )
     counts = torch.bincount(drawn, minlength=5)
     chi2 = ((counts - n * probability) ** 2 / (n * probability)).sum().item()
     assert chi2 < 18.5  # 99.9 % of the chi-square distribution with 4 degrees of freedom
@@ -93,7 +97,9 @@ def test_row_does_not_depend_on_its_batch() -> None:
 
 def test_wide_and_narrow_draw_the_same_when_top_k_allows_both() -> None:
     logits = torch.randn(64, 500, generator=torch.Generator().manual_seed(4))
-    assert (draw(logits, options(64), torch.arange(64), 0) == draw(logits, options(64), torch.arange(64), WIDE)).all()
+    assert (
+        draw(logits, options(64), torch.arange(64), 0) == draw(logits, options(64), torch.arange(64), WIDE)
+    ).all()
 
 
 def test_without_a_limit_everything_can_be_drawn() -> None:

@@ -8,7 +8,7 @@ Environment (Python 3.11), apart from hocket's own because the package pins an o
     python -m venv oracle-venv
     oracle-venv/bin/pip install torch==2.13.0 numpy==2.4.6 transformers==4.57.3 accelerate==1.12.0 \\
         tokenizers==0.22.2 safetensors==0.8.0 librosa==0.11.0 soxr==1.1.0 soundfile==0.14.0 \\
-        einops==0.8.2 onnxruntime sox
+        einops==0.8.2 onnxruntime sox msgspec
     oracle-venv/bin/pip install --no-deps qwen-tts==0.1.1
     PYTHONPATH=. HF_HUB_OFFLINE=1 oracle-venv/bin/python tests/oracles/qwen3_tts.py
 

@@ -1,7 +1,7 @@
 """The stages of Qwen3-TTS and how each is loaded.
 
-    reference ──▶ talker ──▶ codec ──▶ client
-        └──────────────────▲      (reference codes prime the codec)
+reference ──▶ talker ──▶ codec ──▶ client
+    └──────────────────▲      (reference codes prime the codec)
 """
 
 from __future__ import annotations

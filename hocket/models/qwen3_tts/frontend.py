@@ -6,6 +6,7 @@ import math
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -33,6 +34,9 @@ CODES = {
 }  # fmt: skip
 
 
+N = TypeVar("N", int, float)
+
+
 class QwenTtsFrontEnd:
     def __init__(self, folder: Path) -> None:
         self.config = read_model_config(folder)
@@ -50,9 +54,7 @@ class QwenTtsFrontEnd:
             codebooks=talker.num_code_groups,
             tasks=(TASKS[self.variant],),
             languages=("Auto", *(_title(name) for name in talker.codec_language_id)),
-            voices=tuple(
-                Voice(name.lower(), _title(name), self._languages_of(name)) for name in names
-            ),
+            voices=tuple(Voice(name.lower(), _title(name), self._languages_of(name)) for name in names),
             default_voice=names[0].lower() if names else None,
             max_frames=MAX_FRAMES,
             clones=self.variant == "base",
@@ -94,7 +96,9 @@ class QwenTtsFrontEnd:
         feed.text = request.text.lstrip()
         ids = feed.take()
         if not ids:
-            raise InvalidRequest("a text must begin with at least one whole word", param="input", code="empty_input")
+            raise InvalidRequest(
+                "a text must begin with at least one whole word", param="input", code="empty_input"
+            )
         request.text_first = False
         return self._job(request, ids, text_open=True), feed
 
@@ -116,7 +120,9 @@ class QwenTtsFrontEnd:
                 )
             ref_body = self.tokenizer.encode(_spoken(reference.text or "", "ref_text"))
             if text_open:
-                raise InvalidRequest("text can grow only with x_vector_only_mode or a preset voice", param="ref_text")
+                raise InvalidRequest(
+                    "text can grow only with x_vector_only_mode or a preset voice", param="ref_text"
+                )
         draws = self._sampling(r.sampling)
         talker = TalkerInput(
             instruct=self._instruct(r.instructions),
@@ -128,13 +134,18 @@ class QwenTtsFrontEnd:
             speaker_vector=vector,
             cloned=reference is not None,
             continued=continued,
-            text_first=self.variant != "base" if r.text_first is None and not text_open else bool(r.text_first),
+            text_first=self.variant != "base"
+            if r.text_first is None and not text_open
+            else bool(r.text_first),
             text_open=text_open,
             first=draws[0],
             inner=draws[1],
             repetition_penalty=draws[2],
         )
-        inputs = {"talker": msgspec.msgpack.encode(talker), "codec": msgspec.msgpack.encode(CodecInput(prime=continued))}
+        inputs = {
+            "talker": msgspec.msgpack.encode(talker),
+            "codec": msgspec.msgpack.encode(CodecInput(prime=continued)),
+        }
         route: tuple[str, ...] = ("talker", "codec")
         audio_tokens = 0
         if reference is not None:
@@ -166,7 +177,8 @@ class QwenTtsFrontEnd:
         wanted = r.task or ("Base" if cloning else task)
         if wanted not in TASKS.values():
             raise InvalidRequest(
-                f"task_type {clip(wanted)!r} is not known; known: {', '.join(TASKS.values())}", param="task_type"
+                f"task_type {clip(wanted)!r} is not known; known: {', '.join(TASKS.values())}",
+                param="task_type",
             )
         if wanted != task:
             raise InvalidRequest(
@@ -187,7 +199,9 @@ class QwenTtsFrontEnd:
                 code="instructions_required",
             )
         if r.instructions and not self.info.instructions:
-            raise InvalidRequest("this checkpoint takes no instructions", param="instructions", code="unsupported_field")
+            raise InvalidRequest(
+                "this checkpoint takes no instructions", param="instructions", code="unsupported_field"
+            )
         if r.extra:
             raise InvalidRequest(
                 f"extra_params.{clip(next(iter(r.extra)))} is not known; this family has none",
@@ -214,7 +228,9 @@ class QwenTtsFrontEnd:
                 return codec_id, dialect if isinstance(dialect, str) and dialect else None
         known = ", ".join(sorted(t.spk_id)[:20])
         raise InvalidRequest(
-            f"voice {clip(r.voice)!r} is not known; known voices: {known}", param="voice", code="voice_not_found"
+            f"voice {clip(r.voice)!r} is not known; known voices: {known}",
+            param="voice",
+            code="voice_not_found",
         )
 
     def _reference(self, r: SpeechRequest) -> tuple[Reference | None, bytes]:
@@ -226,7 +242,8 @@ class QwenTtsFrontEnd:
         width = self.config.talker_config.hidden_size
         if vector.shape != (width,) or not np.isfinite(vector).all():
             raise InvalidRequest(
-                f"speaker_embedding must be {width} finite numbers, got {vector.size}", param="speaker_embedding"
+                f"speaker_embedding must be {width} finite numbers, got {vector.size}",
+                param="speaker_embedding",
             )
         return None, vector.tobytes()
 
@@ -265,7 +282,9 @@ class QwenTtsFrontEnd:
             top_p=_first(s.top_p, g.top_p),
         )
         inner = DrawInput(
-            temperature=_first(s.inner_temperature, s.temperature, g.subtalker_temperature if g.subtalker_dosample else 0.0),
+            temperature=_first(
+                s.inner_temperature, s.temperature, g.subtalker_temperature if g.subtalker_dosample else 0.0
+            ),
             top_k=_first(s.inner_top_k, s.top_k, g.subtalker_top_k),
             top_p=_first(s.inner_top_p, s.top_p, g.subtalker_top_p),
         )
@@ -308,7 +327,9 @@ def _spoken(text: str, param: str = "input") -> str:
     """The text as it goes into the template, whose newline would merge with leading blanks."""
     text = text.lstrip()
     if not any(ch.isalnum() for ch in text):
-        raise InvalidRequest(f"{param} holds nothing to say: no letter or digit", param=param, code="empty_input")
+        raise InvalidRequest(
+            f"{param} holds nothing to say: no letter or digit", param=param, code="empty_input"
+        )
     return text
 
 
@@ -316,7 +337,7 @@ def _title(name: str | bool | None) -> str:
     return str(name).replace("_", " ").title()
 
 
-def _first(*values: float | int | None) -> float | int:  # type: ignore[misc]
+def _first(*values: N | None) -> N:
     return next(v for v in values if v is not None)
 
 

@@ -103,7 +103,9 @@ def build_prompt(
         input=i,
         text=text,
         codec=codec,
-        reference=np.zeros((0, t.num_code_groups), np.int64) if reference is None else reference.astype(np.int64),
+        reference=np.zeros((0, t.num_code_groups), np.int64)
+        if reference is None
+        else reference.astype(np.int64),
         speaker=speaker,
         trailing=trailing,
         text_open=i.text_open,
@@ -116,8 +118,8 @@ def build_prompt(
 def _row_keys(p: TalkerPrompt) -> list[bytes]:
     keys = [row.tobytes() for row in np.stack([p.text, p.codec], axis=1)]
     if p.speaker is not None:
-        at = int(np.flatnonzero(p.codec == SPEAKER)[0])
-        keys[at] += hashlib.blake2b(p.speaker.tobytes(), digest_size=16).digest()
+        row = int(np.flatnonzero(p.codec == SPEAKER)[0])
+        keys[row] += hashlib.blake2b(p.speaker.tobytes(), digest_size=16).digest()
     for at, frame in zip(np.flatnonzero(p.codec == FRAME), p.reference, strict=True):
         keys[at] += frame.tobytes()
     return keys

@@ -98,11 +98,7 @@ def write_checkpoint(
     waves = {
         name: _fill(name, s, seed, torch.float32, device, tiny) for name, s in codec_shapes(codec).items()
     }
-    last = len(codec["decoder_config"]["upsample_rates"]) + 2
-    for leaf in ("weight", "bias"):
-        waves[f"decoder.decoder.{last}.conv.{leaf}"] *= (
-            0.01  # else the final clamp saturates and hides every error before it
-        )
+    _tame(waves, blocks=len(codec["decoder_config"]["upsample_rates"]))
     save_file(waves, folder / "speech_tokenizer" / "model.safetensors", metadata={"format": "pt"})
 
     _write_json(folder / "config.json", config)
@@ -111,6 +107,19 @@ def write_checkpoint(
     _write_json(folder / "speech_tokenizer" / "config.json", codec)
     _write_json(folder / "speech_tokenizer" / "preprocessor_config.json", _FEATURES)
     return folder
+
+
+def _tame(waves: dict[str, Tensor], blocks: int) -> None:
+    """Keep the decoder's activations near 1 and its output inside the clamp, as training does.
+
+    Unscaled, each residual unit adds as much as it is given: activations pass 100, rounding errors grow
+    with them, and the clamp hides what comes before it.
+    """
+    for name, tensor in waves.items():
+        if ".conv2.conv." in name:
+            tensor *= 0.2
+    for leaf in ("weight", "bias"):
+        waves[f"decoder.decoder.{blocks + 2}.conv.{leaf}"] *= 0.25
 
 
 def token_ids(folder: Path) -> dict[str, int]:

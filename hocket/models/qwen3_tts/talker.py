@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hocket.core import Chunk, ChunkKind, Job, PagedKV, StepOutput, declared
+from hocket.kernels.choice import use_triton
 from hocket.kernels.attention import paged_decode, scratch_decode, split_heads_torch
 from hocket.kernels.frame import begin_frame, end_frame
 from hocket.kernels.frame import embed_codes_torch as embed_codes
@@ -72,7 +73,8 @@ class TalkerProgram:
         self.shape = Shape(t.num_attention_heads, t.num_key_value_heads, t.head_dim, t.rms_norm_eps)
         self.inner = Shape(p.num_attention_heads, p.num_key_value_heads, p.head_dim, p.rms_norm_eps)
         device, dtype = weights.head.device, weights.head.dtype
-        self.device, self.dtype = device, dtype
+        self.device, self.dtype, self.width = device, dtype, t.hidden_size
+        self.bounded_by_context = not use_triton(weights.head)  # the twins' tensors are as long as the context
         self.end = weights.head.shape[0] - 1  # row of the end token among the legal ones
         self.frequency = frequencies(t.head_dim, t.rope_theta, device)
         position = torch.arange(self.books, device=device)
@@ -248,7 +250,9 @@ class TalkerProgram:
         for book in range(1, books):
             for layer, kv in zip(w.inner_layers, scratch, strict=True):
 
-                def grown(qkv: Tensor, layer: LayerWeights = layer, kv: Tensor = kv) -> Tensor:
+                def grown(
+                    qkv: Tensor, layer: LayerWeights = layer, kv: Tensor = kv, start: int = start, n: int = n
+                ) -> Tensor:
                     return scratch_decode(
                         qkv.unflatten(0, (-1, n)), layer.q_norm, layer.k_norm, s.eps,
                         self.inner_cos, self.inner_sin, kv, start,

@@ -1,8 +1,4 @@
-"""The codec's decoder against the published one, and against itself cut into chunks.
-
-Cuts are compared in float64, where only an error of ours could show. In fp32 the tiny checkpoint makes much
-of rounding: at a peak of 1 the published decode itself is 1e-4 to 3e-4 away from the float64 one.
-"""
+"""The codec's decoder against the published one, and against itself cut into chunks, in fp32."""
 
 from __future__ import annotations
 
@@ -29,7 +25,7 @@ from hocket.nn.conv import causal_conv
 from hocket.runtime.state import State, allocate, reset, restore, snapshot
 
 FRAMES = 45  # several times the tiny transformer's window of 8
-SAME = {"rtol": 0, "atol": 1e-6}  # float64, rounded to fp32 PCM
+SAME = {"rtol": 0, "atol": 1e-5}  # fp32 rounding at a peak near 1
 BASE = {"size": "tiny", "variant": "base", "seed": 0}
 RAMPS = [[1, 2, 4, 8, 16, 14], [1, 1, 2, 4, 4, 8, 25], [4, 4, 8, 16, 13], [30, 1, 14], [1, 44], [9, 36]]
 
@@ -41,7 +37,7 @@ def load(folder: Path, dtype: torch.dtype) -> CodecProgram:
 
 @pytest.fixture(scope="module")
 def program(checkpoint: Callable[..., Path]) -> CodecProgram:
-    return load(checkpoint(**BASE), torch.float64)
+    return load(checkpoint(**BASE), torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +86,7 @@ def test_wave_is_the_published_one(
     frames = torch.from_numpy(made["codes"].astype(np.int32))
     wave = run(program, state, frames, [1] * len(frames))
     assert len(made["wave"]) - len(wave) in (0, 1)
-    np.testing.assert_allclose(wave.numpy(), made["wave"][-len(wave) :], rtol=0, atol=3e-4)
+    np.testing.assert_allclose(wave.numpy(), made["wave"][-len(wave) :], rtol=0, atol=1e-4)
 
 
 def test_long_decode_is_the_published_one(
@@ -99,7 +95,7 @@ def test_long_decode_is_the_published_one(
     program, made = load(checkpoint(**BASE), torch.float32), golden("codec")
     frames = torch.from_numpy(made["codes"].astype(np.int32))
     wave = run(program, new_state(program), frames, [len(frames)])
-    np.testing.assert_allclose(wave.numpy(), made["wave"], rtol=0, atol=5e-4)
+    np.testing.assert_allclose(wave.numpy(), made["wave"], rtol=0, atol=1e-4)
 
 
 def test_latents_are_the_published_ones(
@@ -150,12 +146,6 @@ def test_nothing_looks_ahead(program: CodecProgram, codes: Tensor, whole: Tensor
         assert not torch.allclose(wave[t * program.hop :], whole[t * program.hop :], atol=1e-2)
 
 
-def test_fp32_chunks_differ_by_rounding_only(checkpoint: Callable[..., Path], codes: Tensor) -> None:
-    program = load(checkpoint(**BASE), torch.float32)
-    one, many = (run(program, new_state(program), codes, n) for n in ([FRAMES], [1] * FRAMES))
-    torch.testing.assert_close(many, one, rtol=0, atol=3e-4)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_keeps_the_signal(
     checkpoint: Callable[..., Path], codes: Tensor, whole: Tensor, dtype: torch.dtype
@@ -198,12 +188,12 @@ def test_slot_starts_afresh_after_reset(program: CodecProgram, codes: Tensor, wh
     torch.testing.assert_close(run(program, state, codes, [FRAMES]), whole, **SAME)
 
 
-@pytest.mark.parametrize("primer_frames", [1, 5, 20])
+@pytest.mark.parametrize("primer_frames", [1, 5, 20, 40])
 def test_primed_stream_equals_whole_without_the_reference(
     program: CodecProgram, codes: Tensor, whole: Tensor, primer_frames: int
 ) -> None:
     state, hop = new_state(program), program.hop
-    run(program, state, codes[:primer_frames], [primer_frames], slot=2)
+    program.prime(state.tensors, torch.tensor([2]), codes[None, :primer_frames])
     primed = snapshot(state, 2)
     run(program, state, random_codes(3), [FRAMES], slot=2)  # the copy is not the slot
     run(program, state, random_codes(4), [FRAMES], slot=4)

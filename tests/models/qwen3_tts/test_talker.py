@@ -19,7 +19,9 @@ from hocket.models.qwen3_tts.talker_weights import load_talker
 from hocket.runtime.autoregressive import AutoregressiveLimits, AutoregressiveRunner
 
 CPU = torch.device("cpu")
-NAMES = tuple(json.loads((Path(__file__).parents[2] / "golden/qwen3_tts/cases.json").read_text("utf-8"))["cases"])
+NAMES = tuple(
+    json.loads((Path(__file__).parents[2] / "golden/qwen3_tts/cases.json").read_text("utf-8"))["cases"]
+)
 
 
 def load(folder: Path) -> TalkerProgram:
@@ -78,7 +80,9 @@ def test_rows_and_codes_are_the_references(name: str, cases: Any, golden: Any, c
     assert chunks[-1].finish_reason == ("stop" if name.endswith("_end") else "length")
 
 
-def test_prompts_of_different_voices_share_no_row_key_behind_the_speaker(checkpoint: Any, golden: Any) -> None:
+def test_prompts_of_different_voices_share_no_row_key_behind_the_speaker(
+    checkpoint: Any, golden: Any
+) -> None:
     """Their ids are the same; only the vectors differ."""
     program = load(checkpoint(size="tiny", variant="base"))
     expected = golden("icl_streaming")

@@ -1,0 +1,1 @@
+"""Layers shared by families. Functions over tensors and frozen weights; nothing here knows a checkpoint."""

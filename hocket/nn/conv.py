@@ -1,0 +1,146 @@
+"""Causal convolutions that go on from where each stream's last chunk ended, and the blocks made of them.
+
+Activations are time-major, x [t, b, c]. Any run of time steps is then one contiguous matrix
+[steps * b, c], so that a convolution is one matrix product a tap on views of its input, whatever the
+dilation and however many streams share the step.
+
+What a stream remembers is a row of an arena [slots, reach, c]: the last `reach` inputs of a
+convolution. Zeros are the start of a stream, because published codecs pad with zeros there. Index
+tensor `slots` int64 [b] names the rows of a step; 0 is padding and may occur more than once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hocket.kernels.snake import snake
+
+
+@dataclass(frozen=True, slots=True)
+class Conv:
+    """A convolution of stride 1, or a transposed one as its phases (see `transposed_as_conv`)."""
+
+    taps: Tensor  # [k, c_in, c_out]  oldest input first
+    bias: Tensor  # [c_out]
+    dilation: int = 1
+
+    @property
+    def reach(self) -> int:
+        """Inputs before the current one that an output depends on."""
+        return (self.taps.shape[0] - 1) * self.dilation
+
+
+@dataclass(frozen=True, slots=True)
+class Snake:
+    """SnakeBeta's parameters, out of the logarithm. fp32 always: they scale the argument of a sine."""
+
+    alpha: Tensor  # fp32 [c]  angular frequency
+    gain: Tensor  # fp32 [c]  1 / beta
+
+
+@dataclass(frozen=True, slots=True)
+class ConvNext:
+    """ConvNeXt block (arXiv 2201.03545) with its scale `gamma` folded into the last matrix."""
+
+    taps: Tensor  # fp32 [k, c]  depthwise; fp32, so that k products are added up without rounding
+    bias: Tensor  # fp32 [c]
+    norm_weight: Tensor  # [c]
+    norm_bias: Tensor  # [c]
+    up: Tensor  # [4 c, c]
+    up_bias: Tensor  # [4 c]
+    down: Tensor  # [c, 4 c]
+    down_bias: Tensor  # [c]
+    eps: float
+
+
+def carry(past: Tensor, slots: Tensor, x: Tensor) -> Tensor:
+    """Put each row's past before its chunk, and keep the end of both as the past of the next.
+
+    past [slots, p, ...] is written in place at `slots`; x [t, b, ...] -> [p + t, b, ...]
+    """
+    joined = torch.cat([past.index_select(0, slots).transpose(0, 1), x])
+    past.index_copy_(0, slots, joined[x.shape[0] :].transpose(0, 1))
+    return joined
+
+
+def convolve(joined: Tensor, w: Conv) -> Tensor:
+    """Convolve joined [reach + t, b, c_in] -> [t, b, c_out], without padding."""
+    t, b = joined.shape[0] - w.reach, joined.shape[1]
+    rows = [joined[start : start + t].flatten(0, 1) for start in range(0, w.reach + 1, w.dilation)]
+    if joined.dtype.itemsize >= 4:
+        y = torch.addmm(w.bias, rows[0], w.taps[0])
+        for row, tap in zip(rows[1:], w.taps[1:], strict=True):
+            y.addmm_(row, tap)
+    else:  # one product over all taps: adding up in half precision would round k times
+        y = torch.addmm(w.bias, torch.cat(rows, dim=1), w.taps.flatten(0, 1))
+    return y.unflatten(0, (t, b))
+
+
+def causal_conv(x: Tensor, w: Conv, past: Tensor, slots: Tensor) -> Tensor:
+    """One chunk x [t, b, c_in] -> [t, b, c_out]; past [slots, reach, c_in] is written in place."""
+    return convolve(carry(past, slots, x), w)
+
+
+def causal_upsample(x: Tensor, w: Conv, rate: int, past: Tensor, slots: Tensor) -> Tensor:
+    """One chunk through a transposed convolution of stride `rate`: x [t, b, c_in] -> [rate * t, b, c_out].
+
+    past [slots, reach, c_in] is written in place. Output after the last input's own `rate` samples is
+    not given (it belongs to the next chunk), so that t steps give exactly rate * t.
+    """
+    return interleave(causal_conv(x, w, past, slots), rate)
+
+
+def interleave(phases: Tensor, rate: int) -> Tensor:
+    """Phases of each step in their order in time: [t, b, rate * c] -> [rate * t, b, c]."""
+    return phases.unflatten(-1, (rate, -1)).transpose(1, 2).flatten(0, 1)
+
+
+def snake_beta(x: Tensor, w: Snake) -> Tensor:
+    """x + sin(alpha x)^2 / beta, elementwise over x [..., c]; the dtype of x. See `hocket.kernels.snake`."""
+    return snake(x, w.alpha, w.gain)
+
+
+def causal_convnext(x: Tensor, w: ConvNext, past: Tensor, slots: Tensor) -> Tensor:
+    """One chunk x [t, b, c] -> [t, b, c]; past [slots, k - 1, c] is written in place."""
+    windows = carry(past, slots, x).unfold(0, w.taps.shape[0], 1)  # [t, b, c, k]
+    y = ((windows * w.taps.t()).sum(-1) + w.bias).to(x.dtype)
+    y = F.layer_norm(y, y.shape[-1:], w.norm_weight, w.norm_bias, w.eps)
+    y = F.gelu(F.linear(y, w.up, w.up_bias))  # [t, b, 4 c]
+    return x + F.linear(y, w.down, w.down_bias)
+
+
+def conv_taps(weight: Tensor, bias: Tensor, dilation: int = 1) -> Conv:
+    """From the layout of `torch.nn.Conv1d`, weight [c_out, c_in, k]."""
+    return Conv(weight.permute(2, 1, 0).contiguous(), bias.contiguous(), dilation)
+
+
+def transposed_as_conv(weight: Tensor, bias: Tensor, rate: int) -> Conv:
+    """A transposed convolution of stride `rate` as a convolution that gives `rate` phases a step.
+
+    weight [c_in, c_out, m * rate] in the layout of `torch.nn.ConvTranspose1d`; bias [c_out].
+    Output sample rate * t + p is the sum over j < m of x[t - j] @ weight[:, :, j * rate + p]: m taps of
+    [c_in, rate * c_out], with m - 1 inputs to remember where adding up overlaps would need to keep
+    (m - 1) * rate outputs.
+    """
+    c_in, c_out, k = weight.shape
+    phases = weight.reshape(c_in, c_out, k // rate, rate).permute(2, 0, 3, 1)  # [m, c_in, rate, c_out]
+    taps = phases.flip(0).reshape(k // rate, c_in, rate * c_out)
+    return Conv(taps.contiguous(), bias.repeat(rate))
+
+
+def strided_as_conv(weight: Tensor, bias: Tensor, rate: int) -> Conv:
+    """A convolution of stride `rate` as one of stride 1 over steps folded by `fold`.
+
+    weight [c_out, c_in, m * rate] in the layout of `torch.nn.Conv1d`; bias [c_out].
+    """
+    c_out, c_in, k = weight.shape
+    return Conv(weight.permute(2, 1, 0).reshape(k // rate, rate * c_in, c_out).contiguous(), bias)
+
+
+def fold(x: Tensor, rate: int) -> Tensor:
+    """`rate` steps as the channels of one: [rate * t, b, c] -> [t, b, rate * c]; undoes `interleave`."""
+    return x.unflatten(0, (-1, rate)).transpose(1, 2).flatten(2)
