@@ -6,19 +6,27 @@ The names below load what they need when they are first used: `import hocket` al
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hocket import errors
     from hocket.core import Reference, Sampling, SpeechRequest
-    from hocket.engine.client import AsyncEngine, Engine
+    from hocket.engine.blocking import Engine
+    from hocket.engine.client import AsyncEngine
+
+# OpenMP's threads spin while they wait, by default. On a machine that does anything else at all, a frame of
+# some 2,000 small operations then takes ten times as long (see docs/decisions). Read when torch is loaded,
+# so it is set here, before.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 __version__ = "0.1.0"
 __all__ = ["AsyncEngine", "Engine", "Reference", "Sampling", "SpeechRequest", "__version__", "errors"]
 
 _HOMES = {
     "AsyncEngine": "hocket.engine.client",
-    "Engine": "hocket.engine.client",
+    "Engine": "hocket.engine.blocking",
     "Reference": "hocket.core",
     "Sampling": "hocket.core",
     "SpeechRequest": "hocket.core",

@@ -11,7 +11,9 @@ from hocket.text import sentences, units, weight
     "parts",
     [
         pytest.param(["One. ", "Two! ", "Three?"], id="plain"),
-        pytest.param(["Dr. Smith met Mr. J. R. Jones at 3.14 p.m. sharp. ", "Then he left."], id="abbreviations"),
+        pytest.param(
+            ["Dr. Smith met Mr. J. R. Jones at 3.14 p.m. sharp. ", "Then he left."], id="abbreviations"
+        ),
         pytest.param(["Version 2.0.1 is out. ", "See example.com for more."], id="points inside words"),
         pytest.param(['She said "Stop!" ', "And he did."], id="closing quote stays"),
         pytest.param(["(It rained.) ", "We stayed."], id="closing bracket stays"),

@@ -7,9 +7,10 @@ and are not copied into it. What is sent between two flushes to one address goes
 
 from __future__ import annotations
 
+import contextlib
 import queue
 from collections import defaultdict
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 import numpy as np
@@ -42,7 +43,7 @@ def open_mailbox(address: str) -> Mailbox:
 class LocalMailbox:
     """Between threads. An address belongs to the mailbox that was opened last under it."""
 
-    _open: dict[str, LocalMailbox] = {}
+    _open: ClassVar[dict[str, LocalMailbox]] = {}
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -82,7 +83,7 @@ class ZmqMailbox:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._context = zmq.Context.instance()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._inbox = self._context.socket(zmq.PULL)
         self._inbox.setsockopt(zmq.RCVHWM, 0)
         self._inbox.bind(address)
@@ -103,10 +104,9 @@ class ZmqMailbox:
                 peer.setsockopt(zmq.LINGER, 0)
                 peer.setsockopt(zmq.SNDHWM, 100_000)
                 peer.connect(address)
-            try:
+            # A peer that has not read 100 000 deliveries is gone, and supervision says so.
+            with contextlib.suppress(zmq.Again):
                 peer.send_multipart(encode(messages), zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                pass  # a peer that has not read 100 000 deliveries is gone; supervision says so
         self._outbox.clear()
 
     def poll(self, timeout_s: float) -> list[Message]:
@@ -139,7 +139,7 @@ def encode(messages: list[Message]) -> list[Any]:
     def array(value: Any) -> Any:
         if not isinstance(value, np.ndarray):
             raise NotImplementedError(f"{type(value)} does not travel")
-        frames.append(memoryview(np.ascontiguousarray(value)).cast("B") if value.size else b"")
+        frames.append(np.ascontiguousarray(value).data.cast("B") if value.size else b"")
         return (value.dtype.str, value.shape, len(frames) - 1)
 
     frames[0] = msgspec.msgpack.encode(messages, enc_hook=array)
@@ -149,7 +149,9 @@ def encode(messages: list[Message]) -> list[Any]:
 def decode(frames: list[Any]) -> list[Message]:
     def array(kind: type, value: Any) -> Any:
         dtype, shape, at = value
-        return np.frombuffer(frames[at].buffer if hasattr(frames[at], "buffer") else frames[at], dtype).reshape(shape)
+        return np.frombuffer(
+            frames[at].buffer if hasattr(frames[at], "buffer") else frames[at], dtype
+        ).reshape(shape)
 
     head = frames[0].buffer if hasattr(frames[0], "buffer") else frames[0]
     messages: list[Message] = msgspec.msgpack.decode(head, type=list[Message], dec_hook=array)

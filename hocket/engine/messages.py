@@ -85,7 +85,7 @@ class Status(msgspec.Struct, tag=True, kw_only=True):
     worker: str
     stages: list[StageStatus]
     jobs: int
-    overhead_seconds: float = 0.0  # loop time outside the programs
+    overhead_seconds: float = 0.0  # CPU time of the loop outside the programs
 
 
 class Ready(msgspec.Struct, tag=True, kw_only=True):
@@ -97,6 +97,4 @@ class Shutdown(msgspec.Struct, tag=True, kw_only=True):
     pass
 
 
-Message = (
-    Submit | Feed | Abort | Pause | Deliver | Failed | Subscribe | Status | Ready | Shutdown
-)
+Message = Submit | Feed | Abort | Pause | Deliver | Failed | Subscribe | Status | Ready | Shutdown

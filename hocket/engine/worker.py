@@ -7,6 +7,7 @@ sends what came out. A stage that fails fails the jobs it held and nobody else's
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections import defaultdict
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 
 from hocket import errors
-from hocket.core import CLIENT, Chunk, Family, Job, StageKind
+from hocket.core import CLIENT, AutoregressiveProgram, Chunk, Family, Job, StageKind, leaves
 from hocket.engine.connector import Mailbox
 from hocket.engine.messages import (
     Abort,
@@ -75,7 +76,7 @@ class _Job:
     started: set[str] = field(default_factory=set)
     conditions: dict[str, dict[str, list[Chunk]]] = field(default_factory=dict)  # by stage, then source
     early: defaultdict[str, list[Chunk]] = field(default_factory=lambda: defaultdict(list))
-    heard: float = 0.0  # when something last came from another worker
+    heard: float | None = None  # when something last came from another worker
     paused: bool = False
 
 
@@ -95,7 +96,7 @@ def build_runners(
             limits = AutoregressiveLimits(
                 slots=p.slots,
                 max_batch=p.max_batch,
-                kv_blocks=(p.kv_blocks or 1024) + 1,
+                kv_blocks=(p.kv_blocks or blocks_that_fit(program, p, device)) + 1,
                 block_tokens=p.block_tokens,
                 prefill_tokens=p.prefill_tokens,
                 prefix_cache=p.prefix_cache,
@@ -116,7 +117,9 @@ def build_runners(
                 sink,
             )
         else:
-            runners[stage.name] = OneShotRunner(stage.name, program, OneShotLimits(max_batch=p.max_batch), sink)
+            runners[stage.name] = OneShotRunner(
+                stage.name, program, OneShotLimits(max_batch=p.max_batch), sink
+            )
     return runners
 
 
@@ -148,7 +151,7 @@ class Worker:
         poll_s = 0.0
         while not self._done and alive():
             messages = self._mailbox.poll(poll_s)
-            begin = time.perf_counter()
+            begin = time.thread_time()
             for message in messages:
                 self._handle(message)
             worked = bool(messages)
@@ -159,7 +162,7 @@ class Worker:
                 self._heartbeat(now)
             self._mailbox.flush()
             if worked:
-                self._busy_s += time.perf_counter() - begin
+                self._busy_s += time.thread_time() - begin
             poll_s = 0.0 if worked else BUSY_POLL_S if self._jobs else IDLE_POLL_S
 
     # --- messages in --------------------------------------------------------------------------------
@@ -185,7 +188,7 @@ class Worker:
 
     def _submit(self, m: Submit) -> None:
         local = [s for s in m.job.route if m.placement[s] == self._mailbox.address]
-        record = _Job(m.job, m.placement, m.reply_to, running=set(local), heard=time.monotonic())
+        record = _Job(m.job, m.placement, m.reply_to, running=set(local))
         self._jobs[m.job.id] = record
         for stage in local:
             record.conditions[stage] = {source: [] for source in self._conditions_of(stage, m.job)}
@@ -206,7 +209,8 @@ class Worker:
     def _pause(self, m: Pause) -> None:
         record = self._jobs.get(m.job)
         if record is not None:
-            record.paused, record.heard = m.paused, time.monotonic()
+            record.paused = m.paused
+            record.heard = record.heard and time.monotonic()
             for stage in record.started & record.running:
                 self._runners[stage].pause(m.job, m.paused)
 
@@ -291,7 +295,11 @@ class Worker:
         record = self._jobs.get(job_id)
         if record is not None:
             failed = Failed(
-                job=job_id, error=type(error).__name__, message=error.message, code=error.code, param=error.param
+                job=job_id,
+                error=type(error).__name__,
+                message=error.message,
+                code=error.code,
+                param=error.param,
             )
             self._mailbox.send(record.reply_to, failed)
         self._drop(job_id)
@@ -324,9 +332,17 @@ class Worker:
         """A stage that waits for one placed elsewhere must not wait for ever."""
         limit = self.plan.handoff_timeout_s
         for job_id, record in list(self._jobs.items()):
-            if self._reads_elsewhere(record) and not record.paused and not record.job.text_open and now - record.heard > limit:
+            if (
+                self._reads_elsewhere(record)
+                and not record.paused
+                and not record.job.text_open
+                and record.heard is not None  # before the first it waits in a queue, which is no fault
+                and now - record.heard > limit
+            ):
                 waits = ", ".join(sorted(record.running))
-                self._fail(job_id, RequestFailed(f"{waits} heard nothing for {limit:g} s", code="handoff_timeout"))
+                self._fail(
+                    job_id, RequestFailed(f"{waits} heard nothing for {limit:g} s", code="handoff_timeout")
+                )
 
     def _reads_elsewhere(self, record: _Job) -> bool:
         elsewhere = [s for s in record.job.route if record.placement[s] != self._mailbox.address]
@@ -354,7 +370,7 @@ class Worker:
                     idle_for_s=s.idle_for(now),
                 )
             )
-        inside = sum(s.step_seconds for s in stages)
+        inside = sum(runner.stats.step_cpu_seconds for runner in self._runners.values())
         return Status(
             worker=self.plan.name, stages=stages, jobs=len(self._jobs), overhead_seconds=self._busy_s - inside
         )

@@ -18,6 +18,7 @@ class StageStats:
     waiting: int = 0
     steps: int = 0
     step_seconds: float = 0.0  # inside the program
+    step_cpu_seconds: float = 0.0  # of this thread, inside the program
     rows: int = 0  # sum of batch sizes over the steps
     frames: int = 0
     preemptions: int = 0
@@ -29,11 +30,12 @@ class StageStats:
     @contextmanager
     def timed(self, rows: int = 0) -> Iterator[None]:
         """Count the enclosed call to the program; `rows` makes it a step."""
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.thread_time()
         try:
             yield
         finally:
             self.step_seconds += time.perf_counter() - start
+            self.step_cpu_seconds += time.thread_time() - cpu
             if rows:
                 self.steps += 1
                 self.rows += rows

@@ -18,7 +18,9 @@ import pytest
 
 from hocket.audio.decode import decode
 from hocket.core import Reference, Sampling, SpeechRequest
-from hocket.engine.client import AsyncEngine, Engine, Stream
+from hocket.engine.blocking import Engine
+from hocket.engine.client import AsyncEngine
+from hocket.engine.stream import Stream
 from hocket.errors import Cancelled, DeadlineExceeded, InvalidRequest, Overloaded, StartupError, WorkerDied
 
 ROOT = Path(__file__).parents[1]
@@ -59,7 +61,7 @@ def endless(checkpoint: Callable[..., Path]) -> Path:
 
 async def settled(engine: AsyncEngine) -> dict[str, int]:
     """The gauges once a heartbeat that is younger than this call has come."""
-    workers = engine._seats.values()
+    workers = engine.fleet.seats.values()
     before = {id(seat.status) for seat in workers}
     while any(seat.status is None or id(seat.status) in before for seat in workers):
         await asyncio.sleep(0.05)
@@ -199,7 +201,7 @@ async def test_killed_worker_fails_its_requests_and_comes_back(endless: Path) ->
         ]
         for stream in streams:
             await anext(stream)
-        (seat,) = engine._seats.values()
+        (seat,) = engine.fleet.seats.values()
         assert seat.launched is not None
         os.kill(seat.launched.process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
         for stream in streams:
@@ -248,11 +250,11 @@ async def test_slow_listener_pauses_generation_and_loses_nothing(endless: Path) 
     async with AsyncEngine(endless, processes=False, buffer_s=2.0) as engine:
         plain = await hear(await engine.submit(SpeechRequest(text="Go on.", seed=2, max_frames=120)))
         slow = await engine.submit(SpeechRequest(text="Go on.", seed=2, max_frames=120))
-        while not slow._paused:
+        while not slow.paused:
             await asyncio.sleep(0.02)
         held = 0.0
-        while held != slow._buffered_s:  # the codec still has frames, and decodes them in time
-            held = slow._buffered_s
+        while held != slow.waiting_s:  # the codec still has frames, and decodes them in time
+            held = slow.waiting_s
             assert await settled(engine) != NOTHING
         assert 2 < held < 6, "the rest is not made while nobody listens"
         np.testing.assert_allclose(await hear(slow), plain, atol=1e-4)

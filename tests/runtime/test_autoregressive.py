@@ -23,7 +23,7 @@ from hocket.runtime.autoregressive import AutoregressiveLimits, AutoregressiveRu
 
 CPU = torch.device("cpu")
 LONG, SHORT = 44, 14  # frames; the long ones outgrow what a starved pool kept for them
-WORDS = "one voice fills the rests of another while the melody passes on from hand to hand".split()
+TEXT = "one voice fills the rests of another while the melody passes on from hand to hand"
 Arrived = dict[str, Chunk]
 
 
@@ -76,17 +76,22 @@ def make_jobs(folder: Path, count: int, long: int = LONG) -> list[tuple[Job, Arr
         rng = np.random.default_rng(i)
         continued = i % 4 < 2
         reference = Reference(
-            samples=np.zeros(24000, np.float32), rate_hz=24000, text="rests of another", speaker_only=not continued
+            samples=np.zeros(24000, np.float32),
+            rate_hz=24000,
+            text="rests of another",
+            speaker_only=not continued,
         )
         job = front.prepare(
             SpeechRequest(
-                text=" ".join(WORDS[i % 5 : i % 5 + 3 + i % 7]),
+                text=TEXT[i % 5 * 5 : i % 5 * 5 + 20 + 5 * (i % 7)],
                 language="English" if i % 3 else "Auto",
                 reference=reference,
                 text_first=i % 2 == 0,
                 max_frames=(long if n < 5 else SHORT) + i % 3,
                 seed=1000 + n,
-                sampling=Sampling(temperature=0.0 if i % 5 == 4 else 0.9, top_k=50, top_p=0.8 if i % 3 == 0 else 1.0),
+                sampling=Sampling(
+                    temperature=0.0 if i % 5 == 4 else 0.9, top_k=50, top_p=0.8 if i % 3 == 0 else 1.0
+                ),
                 request_id=f"job-{n}",
             )
         )
@@ -179,7 +184,9 @@ def test_abort_at_any_moment_frees_everything_and_disturbs_nobody(
     assert d.free()
 
 
-def test_paused_job_gives_its_slot_away_and_goes_on_exactly(program: TalkerProgram, jobs: Any, alone: Any) -> None:
+def test_paused_job_gives_its_slot_away_and_goes_on_exactly(
+    program: TalkerProgram, jobs: Any, alone: Any
+) -> None:
     (one, one_in), (two, two_in) = jobs[0], jobs[1]
     d = Driver(program, slots=1, max_batch=1, kv_blocks=64)
     d.start(one, one_in)

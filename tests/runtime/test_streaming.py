@@ -51,6 +51,9 @@ class EchoProgram:
         state.held[slots] = joined[:, joined.shape[1] - self.lookahead :]
         return joined[:, : frames.shape[1] * HOP]
 
+    def prime(self, state: EchoState, slots: Tensor, frames: Tensor) -> None:
+        self.step(state, slots, frames)
+
     def flush(self, state: EchoState, slots: Tensor) -> Tensor:
         return state.held[slots]
 
@@ -227,7 +230,13 @@ def test_one_shot_batches_by_length_and_computes_equal_inputs_once() -> None:
     runner.abort("5")
     while runner.tick(0.0):
         pass
-    assert {k: int(c.arrays["square"][0]) for k, c in out.items()} == {"0": 1, "1": 484, "2": 9, "3": 9, "4": 1936}
+    assert {k: int(c.arrays["square"][0]) for k, c in out.items()} == {
+        "0": 1,
+        "1": 484,
+        "2": 9,
+        "3": 9,
+        "4": 1936,
+    }
     assert program.batches == [2, 2]
     runner.start(Job(id="again", route=("square",), inputs={"square": b"44"}, seed=0, max_frames=1), {})
     assert int(out["again"].arrays["square"][0]) == 1936
