@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 import hocket
+from hocket.cli.bench import bench
 from hocket.cli.doctor import doctor
 from hocket.cli.say import say
 from hocket.cli.serve import serve
@@ -26,6 +27,7 @@ app = typer.Typer(
 app.command()(say)
 app.command()(serve)
 app.command()(voices)
+app.command()(bench)
 app.command()(doctor)
 
 

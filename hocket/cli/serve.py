@@ -162,8 +162,8 @@ async def _run(
         started = asyncio.create_task(engine.start())
         await asyncio.wait({started, http, asked}, return_when=asyncio.FIRST_COMPLETED)
     if not started.done():
-        # A download or a load cannot be interrupted; workers notice that we are gone.
-        os._exit(0)
+        await engine.close()
+        os._exit(0)  # a download runs in a thread, which cannot be interrupted
     try:
         await started
         note(f"{address} is ready")

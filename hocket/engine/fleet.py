@@ -104,8 +104,12 @@ class Fleet:
             await self._changed.wait()
 
     async def close(self) -> None:
-        """End the workers. Streams must have ended before."""
+        """End the workers. Streams must have ended before. While `start` waits, it makes that fail."""
+        if not self._open:
+            return
         self._open = False
+        self._error = self._error or StartupError("the engine was closed while it was loading")
+        self._changed.set()
         self._ticker.cancel()
         launched = [seat.launched for seat in self.seats.values() if seat.launched is not None]
         await asyncio.gather(*(asyncio.to_thread(worker.stop, 5.0) for worker in launched))

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from multiprocessing.connection import wait
 from typing import Protocol
 
+import torch
+
 from hocket.engine.connector import open_mailbox
 from hocket.engine.messages import Failed, Shutdown
 from hocket.engine.worker import Worker, WorkerPlan, parent_watch
@@ -43,6 +45,7 @@ class Launcher(Protocol):
     def close(self) -> None: ...
 
 
+@torch.inference_mode()
 def serve(plan: WorkerPlan, address: str, client: str, alive: Callable[[], bool]) -> bool:
     """Load and run one worker; False when loading failed, and then `client` has been told."""
     mailbox = open_mailbox(address)

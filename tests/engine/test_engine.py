@@ -330,3 +330,15 @@ def test_engine_without_a_loop(endless: Path) -> None:
         endless_one = engine.speak(SpeechRequest(text="Hello.", max_frames=4000))
         next(endless_one)
         endless_one.close()
+
+
+async def test_engine_closed_while_it_loads(endless: Path) -> None:
+    engine = AsyncEngine(endless)
+    await engine.close()  # before it began: nothing to do
+    loading = asyncio.create_task(engine.start())
+    while engine.fleet is None or not any(seat.launched for seat in engine.fleet.seats.values()):
+        await asyncio.sleep(0.01)
+    assert not engine.status().ready
+    await engine.close()
+    with pytest.raises(StartupError, match="closed while"):
+        await loading

@@ -22,11 +22,15 @@ from hocket.nn.conv import Conv, ConvNext, Snake, conv_taps, strided_as_conv, tr
 
 
 class Tensors(Mapping[str, Tensor]):
-    """A checkpoint's tensors by name, read from disk to the device when asked for, in the file's dtype."""
+    """A checkpoint's tensors by name, read from disk to the device when asked for, in the file's dtype.
+
+    On the meta device they have shapes and no content, which is enough to plan memory.
+    """
 
     def __init__(self, folder: Path, device: torch.device | str) -> None:
         self.folder = folder
-        self._device = str(device)
+        self._meta = torch.device(device).type == "meta"
+        self._device = "cpu" if self._meta else str(device)
         self._files = {name: self._open(folder / name) for name in _file_names(folder)}
         self._where = {tensor: name for name, file in self._files.items() for tensor in file.keys()}  # noqa: SIM118  no iterator
 
@@ -40,7 +44,7 @@ class Tensors(Mapping[str, Tensor]):
         if name not in self._where:
             raise StartupError(f"tensor {name!r} is missing from {self.folder / ' or '.join(self._files)}")
         tensor: Tensor = self._files[self._where[name]].get_tensor(name)
-        return tensor
+        return tensor.to("meta") if self._meta else tensor
 
     def __contains__(self, name: object) -> bool:
         return name in self._where
