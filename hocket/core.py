@@ -26,13 +26,18 @@ from torch import Tensor
 
 @dataclass(slots=True, kw_only=True)
 class Sampling:
-    """How codes are drawn. None means the checkpoint's own value; temperature 0 is greedy."""
+    """How codes are drawn. None means the checkpoint's own value.
+
+    temperature 0 (greedy) to 10; top_k from 0 (no limit); top_p above 0, up to 1; repetition_penalty
+    above 0, up to 10. `inner_…` is for the codebooks after the first; None: as the outer value if that
+    is given, else the checkpoint's.
+    """
 
     temperature: float | None = None
-    top_k: int | None = None  # 0: no limit
+    top_k: int | None = None
     top_p: float | None = None
     repetition_penalty: float | None = None
-    inner_temperature: float | None = None  # codebooks after the first; None: as `temperature` if given
+    inner_temperature: float | None = None
     inner_top_k: int | None = None
     inner_top_p: float | None = None
 
@@ -71,6 +76,9 @@ class SpeechRequest:
 
 @dataclass(frozen=True, slots=True)
 class Voice:
+    """A preset voice: `id` as requests name it, `name` as people read it, `languages` it is made for
+    (none named: any)."""
+
     id: str
     name: str
     languages: tuple[str, ...] = ()
@@ -81,17 +89,17 @@ class ModelInfo:
     """What a checkpoint can do, as its front end read it from the files."""
 
     family: str
-    sample_rate_hz: int
+    sample_rate_hz: int  # of the sound it gives
     frame_rate_hz: float
-    codebooks: int
-    tasks: tuple[str, ...]
-    languages: tuple[str, ...]
+    codebooks: int  # codes a frame
+    tasks: tuple[str, ...]  # names of the API's task_type
+    languages: tuple[str, ...]  # names a request may give, "Auto" among them
     voices: tuple[Voice, ...]
-    default_voice: str | None
-    max_frames: int
-    clones: bool
-    instructions: bool
-    streams_text: bool
+    default_voice: str | None  # id; None: there are no preset voices
+    max_frames: int  # most that one request may ask for
+    clones: bool  # takes recordings of a voice
+    instructions: bool  # follows instructions about style
+    streams_text: bool  # text may grow while it is spoken
 
 
 # --- what travels ------------------------------------------------------------------------------
@@ -152,7 +160,11 @@ CLIENT = "client"
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One stage of a family: how it is scheduled, what it gives, and who reads that."""
+    """One stage of a family: how it is scheduled, what it gives, and who reads that.
+
+    A reader starts when every upstream that gives CONDITIONING is done (a one-shot stage: when every
+    upstream is), and gets the chunks of the others as they are made.
+    """
 
     name: str
     kind: StageKind
@@ -218,6 +230,7 @@ class PagedKV:
 
     @staticmethod
     def declare(layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> PagedKV:
+        """The declaration of a cache whose memory the runtime sizes."""
         return PagedKV(
             position=declared(torch.int32, "slots"),
             blocks=declared(torch.int32, "slots", "max_blocks"),
@@ -235,7 +248,8 @@ class Prompt(Protocol):
     variant: int  # bits of the step variants this job needs; a batch runs the union
 
     def frames_ready(self) -> int | None:
-        """Frames that can be made with the text that has arrived; None: no limit."""
+        """Frames that can be made with what has arrived; None: no limit. While it is 0 the rows may
+        still grow, and the job waits without a slot."""
 
 
 class StepOutput(msgspec.Struct):
@@ -247,27 +261,34 @@ class StepOutput(msgspec.Struct):
 
 
 class AutoregressiveProgram(Protocol):
-    """Paged KV, chunked prefill, then one frame a step. State has a field `cache: PagedKV`."""
+    """Paged KV, chunked prefill, then one frame a step. State has a field `cache: PagedKV`.
+
+    What prefill leaves must be in the cache, or be written by `join`: rows whose blocks another job
+    already filled are not run again.
+    """
 
     gives: ChunkKind
     max_tokens: int  # longest context
     frame_rate_hz: float
     width: int  # of an input row
     dtype: torch.dtype  # of an input row
-    bounded_by_context: (
-        bool  # a step costs less with a smaller `context`; else it reads lengths on the device
-    )
+    bounded_by_context: bool  # a smaller `context` makes a step cheaper; else lengths are read on the device
 
-    def declare(self) -> Any: ...
+    def declare(self) -> Any:
+        """A state dataclass with a `Declared` for each tensor."""
 
     def begin(self, job: Job, arrived: Mapping[str, Chunk]) -> Prompt:
         """Read the job's input. `arrived` holds one conditioning chunk per upstream one-shot stage."""
 
     def feed(self, prompt: Any, data: bytes) -> None:
-        """Append text that arrived after the start (host side; see `write_text`)."""
+        """Append text that a client sent after the start (host side; see `write_text`)."""
+
+    def take(self, prompt: Any, chunk: Chunk) -> None:
+        """Append what an upstream stage made while this one runs (host side; see `write_text`).
+        Called only where the family feeds this stage from one that gives no CONDITIONING."""
 
     def write_text(self, state: Any, slot: int, prompt: Any) -> None:
-        """Bring the slot's text up to date with the prompt."""
+        """Bring what the slot reads frame by frame up to date with the prompt."""
 
     def join(self, state: Any, slot: int, job: Job, prompt: Any, frames: np.ndarray) -> None:
         """Write the slot's row for a job that has already made `frames` [k, ...] (k is 0 at first).
@@ -292,7 +313,7 @@ class StreamPrompt:
     """What a streaming program reads from one job: frames to run before the first, unheard."""
 
     prime: np.ndarray | None = None  # [k, ...]
-    prime_key: bytes | None = None  # content key under which the primed state is kept
+    prime_key: bytes | None = None  # content key under which the primed state is kept; None: not kept
 
 
 class StreamingProgram(Protocol):
@@ -303,9 +324,11 @@ class StreamingProgram(Protocol):
     lookahead: int  # samples by which output lags input; `flush` gives them at the end
     frame: Declared  # dtype and shape of one input frame
 
-    def declare(self) -> Any: ...
+    def declare(self) -> Any:
+        """A state dataclass with a `Declared` for each tensor, all per slot."""
 
-    def begin(self, job: Job, arrived: Mapping[str, Chunk]) -> StreamPrompt: ...
+    def begin(self, job: Job, arrived: Mapping[str, Chunk]) -> StreamPrompt:
+        """Read the job's input. `arrived` holds one chunk per upstream that gives CONDITIONING."""
 
     def step(self, state: Any, slots: Tensor, frames: Tensor) -> Tensor:
         """frames [b, n, ...] -> float32 PCM [b, n * hop]; the first `lookahead` of a stream precede it."""
@@ -329,9 +352,11 @@ class Item:
 class OneShotProgram(Protocol):
     """Whole input in, whole output out; batched by length."""
 
-    def begin(self, job: Job, arrived: Mapping[str, Chunk]) -> Item: ...
+    def begin(self, job: Job, arrived: Mapping[str, Chunk]) -> Item:
+        """Read the job's input. `arrived` holds the whole output of each upstream stage."""
 
-    def run(self, items: Sequence[Item]) -> list[dict[str, np.ndarray]]: ...
+    def run(self, items: Sequence[Item]) -> list[dict[str, np.ndarray]]:
+        """One result, named arrays, for each item; all items have the same `bucket`."""
 
 
 # --- families ----------------------------------------------------------------------------------
@@ -343,7 +368,8 @@ class TextFeed(Protocol):
     def add(self, text: str) -> bytes:
         """Data for `AutoregressiveProgram.feed`; empty while no more tokens are certain."""
 
-    def close(self) -> bytes: ...
+    def close(self) -> bytes:
+        """Data for the rest of the text and its end."""
 
 
 class FrontEnd(Protocol):
@@ -357,9 +383,11 @@ class FrontEnd(Protocol):
     def open_text(self, request: SpeechRequest) -> tuple[Job, TextFeed]:
         """A job whose text may grow; `request.text` is what there is so far."""
 
-    def tokenize(self, text: str) -> list[int]: ...
+    def tokenize(self, text: str) -> list[int]:
+        """The ids of `text` alone, without any template."""
 
-    def detokenize(self, ids: Sequence[int]) -> str: ...
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """Raises InvalidRequest for an id the vocabulary lacks."""
 
     def units(self, text: str) -> list[str]:
         """The text cut into pieces of the family's safe span, at sentence ends where possible."""
@@ -370,8 +398,10 @@ class Family(Protocol):
 
     name: str
     stages: tuple[Stage, ...]
+    profile: str | Path  # how it runs by default: the name of a profile that ships, or a file
 
-    def front_end(self, folder: Path) -> FrontEnd: ...
+    def front_end(self, folder: Path) -> FrontEnd:
+        """Raises StartupError when the folder's files are missing or wrong."""
 
     def used_stages(self, folder: Path) -> tuple[str, ...]:
         """Names of the stages this checkpoint needs; others are not loaded."""

@@ -7,14 +7,19 @@ closing quotes stay with their sentence; nothing is dropped.
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 
 _ABBREVIATIONS = frozenset(
-    "mr mrs ms dr prof sr jr st vs etc e.g i.e cf no vol fig approx dept est inc ltd co corp gen col sgt "
-    "capt lt rev hon gov sen rep jan feb mar apr jun jul aug sep sept oct nov dec mt ave blvd a.m p.m u.s u.k "
-    "bzw z.b d.h usw ca nr str m.a ph.d".split()
-)
+    (
+        "mr", "mrs", "ms", "dr", "prof", "sr", "jr", "st", "vs", "etc", "e.g", "i.e", "cf", "no", "vol", "fig",
+        "approx", "dept", "est", "inc", "ltd", "co", "corp", "gen", "col", "sgt", "capt", "lt", "rev", "hon",
+        "gov", "sen", "rep", "jan", "feb", "mar", "apr", "jun", "jul", "aug", "sep", "sept", "oct", "nov", "dec",
+        "mt", "ave", "blvd", "a.m", "p.m", "u.s", "u.k", "ph.d", "m.a",
+        "bzw", "z.b", "d.h", "usw", "ca", "nr", "str",
+    )
+)  # fmt: skip
 _CLOSERS = "\"'”’»)]}」』）】》"
 _LATIN = re.compile(r"[.!?]+[" + re.escape(_CLOSERS) + r"]*(?=\s|$)")
 _DIRECT = re.compile(r"[。！？…｡।॥؟۔]+[" + re.escape(_CLOSERS) + r"]*")
@@ -51,6 +56,78 @@ def _ends_sentence(text: str, mark: re.Match[str]) -> bool:
         return False
     rest = text[mark.end() :].lstrip()
     return not (word.isdigit() and len(word) < 3 and rest[:1].islower())  # "the 2. attempt"
+
+
+class Cutter:
+    """Cuts a text that is still being written into sentences, or clauses; one object serves one text.
+
+    A unit is given as soon as nothing that may follow can change where it ends. Where the text is cut into
+    pieces changes nothing, but that what belongs to a mark of the kind that closes at once, such as a
+    quotation mark after `。`, goes to the next unit if it comes later. What holds neither letter nor digit
+    is no unit: it stays with a neighbour.
+    """
+
+    def __init__(self, *, clauses: bool = False) -> None:
+        self._clauses = clauses
+        self._text = ""
+
+    def add(self, text: str) -> list[str]:
+        """The units that are certain now."""
+        self._text += text
+        pieces = self._pieces(self._text)
+        rest = pieces.pop() if pieces and not _closed(pieces[-1], self._clauses) else ""
+        if len(rest) > _LONGEST:
+            *cut, rest = units(rest, _LONGEST // 4)
+            pieces += cut
+        return self._spoken(pieces, rest)
+
+    def close(self) -> list[str]:
+        """The rest."""
+        return self._spoken(self._pieces(self._text), "")
+
+    def _pieces(self, text: str) -> list[str]:
+        pieces = sentences(text)
+        return [clause for piece in pieces for clause in _clauses(piece)] if self._clauses else pieces
+
+    def _spoken(self, pieces: list[str], rest: str) -> list[str]:
+        out: list[str] = []
+        held = ""
+        for piece in pieces:
+            if any(c.isalnum() for c in piece):
+                out.append(held + piece)
+                held = ""
+            elif out:
+                out[-1] += piece
+            else:
+                held += piece
+        self._text = held + rest
+        return out
+
+
+_LONGEST = 2000  # characters without a mark; more are cut anyway
+_OPEN_CLAUSE = re.compile(r"(?:[,;:](?=\s)|[，、；：،؛—])[" + re.escape(_CLOSERS) + r"]*\s*")
+
+
+def _clauses(sentence: str) -> list[str]:
+    cuts = [0, *(m.end() for m in _OPEN_CLAUSE.finditer(sentence)), len(sentence)]
+    return [sentence[a:b] for a, b in itertools.pairwise(cuts) if a < b]
+
+
+def _closed(piece: str, clauses: bool) -> bool:
+    """Whether the last piece of a text ends for certain, whatever follows."""
+    body = piece.rstrip()
+    marks = body.rstrip(_CLOSERS)
+    if not marks:
+        return False
+    if _DIRECT.fullmatch(marks[-1]) or (clauses and marks[-1] in "，、；：،؛—"):
+        return True
+    if len(body) == len(piece):
+        return False  # a Latin mark counts only before a blank
+    if clauses and marks[-1] in ",;:":
+        return True
+    word = re.search(r"\S*$", marks.rstrip(".!?"))
+    number = word is not None and word.group().lstrip("\"'“‘«([{").isdigit()
+    return marks[-1] in ".!?" and not number and len(sentences(piece + "x")) == 2
 
 
 def weight(text: str) -> int:

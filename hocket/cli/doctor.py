@@ -11,7 +11,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -159,7 +159,7 @@ def _model(name: str, profile_name: str | None, overrides: dict[str, str]) -> It
     size = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
     yield Finding("weights", "ok", f"{_size(size)} on disk; {_size(disk.free)} free there")
     try:
-        profile = load_profile(profile_name or family_name, overrides=overrides)
+        profile = load_profile(profile_name or family.profile, overrides=overrides)
         match_stages(profile, family.stages)
     except HocketError as error:
         yield Finding("profile", "bad", error.message)
@@ -219,11 +219,11 @@ def _tensors(thing: Any, seen: set[int]) -> Iterator[torch.Tensor]:
         parts = list(thing.values())
     elif isinstance(thing, list | tuple):
         parts = list(thing)
-    elif type(thing).__module__.startswith("hocket."):
-        names = [*getattr(thing, "__dict__", ()), *getattr(type(thing), "__slots__", ())]
-        parts = [getattr(thing, name) for name in names]
     elif isinstance(thing, torch.nn.Module):
         parts = [*thing.parameters(), *thing.buffers()]
+    elif is_dataclass(thing) or hasattr(thing, "__dict__"):  # a program or its weights, whoever wrote it
+        names = [*getattr(thing, "__dict__", ()), *getattr(type(thing), "__slots__", ())]
+        parts = [getattr(thing, name) for name in names if hasattr(thing, name)]
     for part in parts:
         yield from _tensors(part, seen)
 

@@ -18,7 +18,10 @@ T = TypeVar("T")
 
 
 class Engine:
-    """`AsyncEngine` for programs without an event loop; the same arguments. A context manager."""
+    """`AsyncEngine` for programs without an event loop. A context manager.
+
+    The same arguments, but `processes` is False unless given: the worker is a thread of this program.
+    """
 
     def __init__(self, model: str | Path, **options: Any) -> None:
         self._engine = AsyncEngine(model, **{"processes": False, **options})
@@ -43,11 +46,12 @@ class Engine:
         return self._engine.info
 
     def speak(self, request: SpeechRequest, *, want_codes: bool = False) -> SyncStream:
-        """Start one utterance and iterate over its audio."""
+        """Start one utterance and iterate over its audio. Raises as `AsyncEngine.submit`, and while
+        iterating as `hocket.engine.stream.Stream`."""
         return SyncStream(self, self._run(self._engine.submit(request, want_codes=want_codes)))
 
     def speech(self, request: SpeechRequest) -> Speech:
-        """One whole utterance."""
+        """One whole utterance. Raises as `speak`, and as iterating does."""
         stream = self.speak(request)
         parts = [audio.samples for audio in stream]
         inner = stream.stream
@@ -79,4 +83,5 @@ class SyncStream:
             raise StopIteration from None
 
     def close(self) -> None:
+        """Abort the request; nothing when it is over."""
         self._engine._run(self.stream.aclose())

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -24,6 +25,8 @@ from hocket.engine.profile import Profile, load_profile, match_stages
 from hocket.engine.stream import Stream
 from hocket.errors import Cancelled, InvalidRequest, Overloaded
 from hocket.models import family_of, load_family
+
+T = TypeVar("T")
 
 _SEED_STEP = 0x9E3779B97F4A7C15  # seeds of the units of one text differ, and unit 0 keeps the request's
 
@@ -70,6 +73,7 @@ class AsyncEngine:
         self._requests: dict[str, Stream] = {}
         self._rate = _DrainRate()
         self._capacity = 0  # requests that can run at once
+        self._preparing = 0  # admitted, and not yet in `_requests`
         self.fleet: Fleet | None = None
         self.info: ModelInfo
         self.front_end: FrontEnd
@@ -97,7 +101,7 @@ class AsyncEngine:
         family = load_family(name)
         self.front_end = family.front_end(self.folder)
         self.info = self.front_end.info
-        self.profile = load_profile(self._profile_name or name, self._platform, self._overrides)
+        self.profile = load_profile(self._profile_name or family.profile, self._platform, self._overrides)
         match_stages(self.profile, family.stages)
         self._kinds = {s.name: s.kind for s in family.stages}
         self._taps = tuple(s.name for s in family.stages if s.gives in (ChunkKind.CODES, ChunkKind.LATENTS))
@@ -119,8 +123,7 @@ class AsyncEngine:
 
     async def submit(self, request: SpeechRequest, *, want_codes: bool = False) -> Stream:
         """Start one utterance. Raises InvalidRequest (naming the field) or Overloaded."""
-        self._admit(request)
-        jobs = await asyncio.to_thread(self._prepare, request)
+        jobs = await self._prepared(self._prepare, request)
         return self._open(request, jobs, None, want_codes)
 
     async def submit_live(self, request: SpeechRequest, *, want_codes: bool = False) -> Stream:
@@ -128,8 +131,7 @@ class AsyncEngine:
 
         Go on with `Stream.add_text` and end with `Stream.close_text`. Raises as `submit` does.
         """
-        self._admit(request)
-        job, feed = await asyncio.to_thread(self.front_end.open_text, request)
+        job, feed = await self._prepared(self.front_end.open_text, request)
         return self._open(request, [job], feed, want_codes)
 
     def _prepare(self, request: SpeechRequest) -> list[Job]:
@@ -146,16 +148,30 @@ class AsyncEngine:
             jobs.append(job)
         return jobs
 
-    def _admit(self, request: SpeechRequest) -> None:
+    async def _prepared(self, prepare: Callable[[SpeechRequest], T], request: SpeechRequest) -> T:
+        """Prepare an admitted request in a thread; it holds its place in the queue from now on."""
+        self._admit(request)
+        self._preparing += 1
+        try:
+            return await asyncio.to_thread(prepare, request)
+        finally:
+            self._preparing -= 1
+
+    def check_room(self) -> None:
+        """Raises Overloaded if a request submitted now would be refused."""
         if self.fleet is None or not self.fleet.ready:
             raise Overloaded("the model is loading or restarting", retry_after_s=2, code="not_ready")
         assert self._max_waiting is not None
-        if len(self._requests) >= self._capacity + self._max_waiting:
+        held = len(self._requests) + self._preparing
+        if held >= self._capacity + self._max_waiting:
             raise Overloaded(
                 f"the queue is full: {self._capacity} running and {self._max_waiting} waiting",
-                retry_after_s=self._rate.seconds_for(len(self._requests) - self._capacity + 1),
+                retry_after_s=self._rate.seconds_for(held - self._capacity + 1),
                 code="queue_full",
             )
+
+    def _admit(self, request: SpeechRequest) -> None:
+        self.check_room()
         if request.request_id is not None and request.request_id in self._requests:
             raise InvalidRequest("a request with this id is running", param="request_id", code="duplicate_id")
 
@@ -184,6 +200,7 @@ class AsyncEngine:
         return True
 
     def status(self) -> EngineStatus:
+        """How the engine is now; gauges are those of the workers' last heartbeats, at most a second old."""
         fleet = self.fleet
         seats = fleet.seats if fleet is not None else {}
         away = "restarting" if fleet is not None and fleet.restarts else "loading"

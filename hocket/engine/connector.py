@@ -37,6 +37,7 @@ class Mailbox(Protocol):
 
 
 def open_mailbox(address: str) -> Mailbox:
+    """A mailbox that receives at `address`: local:NAME, ipc://PATH or tcp://HOST:PORT."""
     return LocalMailbox(address) if address.startswith("local:") else ZmqMailbox(address)
 
 

@@ -129,7 +129,6 @@ class Fleet:
         if not self._open or seat.launched is None or seat.launched.address != address:
             return
         was_ready, seat.ready = seat.ready, False
-        self._mailbox.forget(address)
         for job_id in list(seat.jobs):
             stream = self._streams.get(job_id)
             if stream is not None:
@@ -137,6 +136,7 @@ class Fleet:
                     WorkerDied(f"the worker {seat.plan.name} that ran this request ended unexpectedly")
                 )
         seat.jobs.clear()
+        self._mailbox.forget(address)
         if not was_ready and self.restarts == 0:  # it never ran: `start` raises
             self._error = self._error or StartupError(f"worker {seat.plan.name} ended while loading")
             self._changed.set()

@@ -63,6 +63,8 @@ class Subscribe(msgspec.Struct, tag=True, kw_only=True):
 
 
 class StageStatus(msgspec.Struct, kw_only=True):
+    """Gauges and counters of one stage of one worker; counters grow from its start."""
+
     stage: str
     slots_used: int = 0
     slots_total: int = 0

@@ -39,7 +39,7 @@ class StageProfile(msgspec.Struct, frozen=True, kw_only=True):
     prefill_tokens: int = 512  # prompt tokens run between two frame steps
     prefix_cache: bool = True  # reuse KV blocks of equal prompt beginnings
     replicas: int = 1  # copies of the stage
-    max_chunk_frames: int = 25  # most frames decoded in one step of a stream
+    max_chunk_frames: int = 32  # most frames decoded in one step of a stream
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):

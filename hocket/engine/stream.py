@@ -28,7 +28,9 @@ class Audio:
 
 @dataclass(slots=True)
 class Usage:
-    text_tokens: int = 0
+    """What a request took and gave. `frames` grows while it is heard."""
+
+    text_tokens: int = 0  # text to speak and instructions
     audio_tokens: int = 0  # reference frames used as conditioning
     frames: int = 0
 
@@ -47,13 +49,17 @@ class Speech:
 class Desk(Protocol):
     """Where a stream hands its jobs in; see `hocket.engine.fleet.Fleet`."""
 
-    def dispatch(self, stream: Stream, job: Job) -> None: ...
+    def dispatch(self, stream: Stream, job: Job) -> None:
+        """Run `job`; its chunks go to `stream.receive`."""
 
-    def feed(self, job_id: str, data: bytes) -> None: ...
+    def feed(self, job_id: str, data: bytes) -> None:
+        """More text for a running job. A job that is over is left alone, here and below."""
 
-    def pause(self, job_id: str, paused: bool) -> None: ...
+    def pause(self, job_id: str, paused: bool) -> None:
+        """Stop making sound for a job, or go on."""
 
-    def abort(self, job_id: str) -> None: ...
+    def abort(self, job_id: str) -> None:
+        """End a job wherever it runs; nothing more comes of it."""
 
     def forget(self, stream: Stream, job_ids: Iterable[str]) -> None:
         """These jobs are over; when `stream.over`, so is the request."""
@@ -83,6 +89,7 @@ class Stream:
         self._feed = feed
         self._buffer_s = buffer_s
         self._index = 0
+        self._samples = 0
         self._cut_short = False  # some unit ended by its limit
         self._deadline: asyncio.TimerHandle | None = None
         self._codes: dict[str, list[np.ndarray]] = {job.id: [] for job in jobs}
@@ -193,9 +200,9 @@ class Stream:
             self._cancel_deadline()
         self._cut_short |= chunk.finish_reason == "length"
         last = chunk.last and not self._units and len(self._under_way) == 1
-        seconds = len(samples) / self.sample_rate_hz
-        self.waiting_s += seconds
-        self.usage.frames += round(seconds * self._info.frame_rate_hz)
+        self.waiting_s += len(samples) / self.sample_rate_hz
+        self._samples += len(samples)
+        self.usage.frames = round(self._samples / self.sample_rate_hz * self._info.frame_rate_hz)
         reason = ("length" if self._cut_short else "stop") if last else ""
         self._queue.put_nowait(Audio(samples, self._index, last, reason))
         self._index += 1

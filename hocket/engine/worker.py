@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from hocket import errors
-from hocket.core import CLIENT, AutoregressiveProgram, Chunk, Family, Job, StageKind, leaves
+from hocket.core import CLIENT, AutoregressiveProgram, Chunk, ChunkKind, Family, Job, StageKind, leaves
 from hocket.engine.connector import Mailbox
 from hocket.engine.messages import (
     Abort,
@@ -38,7 +38,7 @@ from hocket.engine.messages import (
     Subscribe,
 )
 from hocket.engine.profile import StageProfile
-from hocket.errors import HocketError, RequestFailed
+from hocket.errors import HocketError, RequestFailed, StartupError
 from hocket.models import load_family
 from hocket.runtime.autoregressive import AutoregressiveLimits, AutoregressiveRunner
 from hocket.runtime.one_shot import OneShotLimits, OneShotRunner
@@ -118,12 +118,30 @@ def build_runners(
             )
         else:
             runners[stage.name] = OneShotRunner(
-                stage.name, program, OneShotLimits(max_batch=p.max_batch), sink
+                stage.name, program, stage.gives, OneShotLimits(max_batch=p.max_batch), sink
             )
     return runners
 
 
+def blocks_that_fit(program: AutoregressiveProgram, p: StageProfile, device: torch.device) -> int:
+    """KV blocks in the share `kv_memory` of what the device has free, now that the weights are there."""
+    assert p.kv_memory is not None, "a stage has kv_blocks or kv_memory: checked in match_stages"
+    if device.type != "cuda":
+        raise StartupError(f"free memory of {device} cannot be read; set kv_blocks in place of kv_memory")
+    block = sum(
+        math.prod(
+            p.block_tokens if size == "block_tokens" else size for size in leaf.shape if size != "blocks"
+        )
+        * leaf.dtype.itemsize
+        for leaf in leaves(program.declare())
+        if "blocks" in leaf.shape
+    )
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(1, int(free * p.kv_memory / block))
+
+
 def dtype_of(name: str, device: torch.device) -> torch.dtype:
+    """A profile's dtype; "auto" is float32 on a CPU, where half precision is emulated, else bfloat16."""
     if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     dtype = getattr(torch, name)
@@ -139,6 +157,8 @@ class Worker:
         self._family = load_family(plan.family)
         self._stages = {stage.name: stage for stage in self._family.stages}
         self._runners = build_runners(self._family, plan, self._route, Path(plan.folder))
+        for runner in self._runners.values():
+            runner.warm()
         self._jobs: dict[str, _Job] = {}
         self._orphans: dict[str, tuple[float, list[tuple[str, Chunk]]]] = {}
         self._clients: dict[str, float] = {}  # address -> last heard
@@ -203,7 +223,7 @@ class Worker:
         return [
             s.name
             for s in self._family.stages
-            if s.name in job.route and stage in s.feeds and (whole or s.kind is StageKind.ONE_SHOT)
+            if s.name in job.route and stage in s.feeds and (whole or s.gives is ChunkKind.CONDITIONING)
         ]
 
     def _pause(self, m: Pause) -> None:

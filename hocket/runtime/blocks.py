@@ -34,10 +34,12 @@ class KvBlocks:
 
     @property
     def available(self) -> int:
+        """Blocks that `take` could give, those with a prefix nobody uses included."""
         return len(self._free) + len(self._kept)
 
     @property
     def used(self) -> int:
+        """Blocks that some job holds."""
         return self.total - self.available
 
     def hashes(self, row_keys: Sequence[bytes]) -> list[bytes]:
@@ -88,6 +90,7 @@ class KvBlocks:
             self._hash_of[block] = h
 
     def release(self, blocks: Sequence[int]) -> None:
+        """Give up one reference to each block of a job, given in the order of its tokens."""
         for block in reversed(blocks):  # a prefix outlives what hangs on it
             self._references[block] -= 1
             assert self._references[block] >= 0, f"block {block} released twice"

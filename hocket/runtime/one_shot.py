@@ -20,12 +20,18 @@ class OneShotLimits:
 
 
 class OneShotRunner:
-    def __init__(self, name: str, program: OneShotProgram, limits: OneShotLimits, sink: Sink) -> None:
-        self.name, self.program, self.limits = name, program, limits
+    def __init__(
+        self, name: str, program: OneShotProgram, gives: ChunkKind, limits: OneShotLimits, sink: Sink
+    ) -> None:
+        self.name, self.program, self.gives, self.limits = name, program, gives, limits
         self._sink = sink
         self._queue: dict[str, tuple[Job, Item]] = {}  # in order of arrival
+        self._running: list[str] = []  # jobs of the batch under way
         self._results: OrderedDict[bytes, dict[str, np.ndarray]] = OrderedDict()
         self.stats = StageStats(name)
+
+    def warm(self) -> None:
+        """Nothing to do: shapes are the requests' own."""
 
     def start(self, job: Job, arrived: Mapping[str, Chunk]) -> None:
         item = self.program.begin(job, arrived)
@@ -53,10 +59,12 @@ class OneShotRunner:
     def tick(self, now: float) -> bool:
         if self._queue:
             oldest = max(self._queue.values(), key=lambda entry: entry[0].priority)
-            batch = [e for e in self._queue.values() if e[1].bucket == oldest[1].bucket][: self.limits.max_batch]
-            for job, _ in batch:
-                del self._queue[job.id]
+            batch = [e for e in self._queue.values() if e[1].bucket == oldest[1].bucket][
+                : self.limits.max_batch
+            ]
+            self._running = [job.id for job, _ in batch]
             self._run(batch)
+            self._running = []
             self.stats.observe(now, True, bool(self._queue))
             return True
         self.stats.observe(now, False, False)
@@ -75,15 +83,15 @@ class OneShotRunner:
                 self._results[item.cache_key] = result
                 if len(self._results) > self.limits.cached_results:
                     self._results.popitem(last=False)
-            self._emit(job, result)
+            if self._queue.pop(job.id, None) is not None:  # an earlier result may have ended this job
+                self._emit(job, result)
 
     def _emit(self, job: Job, result: dict[str, np.ndarray]) -> None:
-        self._sink(
-            Chunk(job=job.id, source=self.name, index=0, kind=ChunkKind.CONDITIONING, arrays=result, last=True)
-        )
+        self._sink(Chunk(job=job.id, source=self.name, index=0, kind=self.gives, arrays=result, last=True))
 
     def jobs(self) -> list[str]:
-        return list(self._queue)
+        """The jobs that a failure of `tick` concerns: those of the batch under way."""
+        return list(self._running)
 
     def refresh_stats(self) -> StageStats:
         self.stats.waiting = len(self._queue)

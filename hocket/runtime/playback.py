@@ -19,6 +19,7 @@ class PlaybackClock:
     worst_underrun_s: float = 0.0
 
     def deliver(self, seconds: float, now: float) -> None:
+        """Count audio given to the listener at time `now`, in seconds of any monotonic clock."""
         if self.started_at is None:
             self.started_at = now
         self.worst_underrun_s = max(self.worst_underrun_s, -self.slack(now))

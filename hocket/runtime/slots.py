@@ -21,6 +21,7 @@ class Slots:
         return self.total - len(self._free)
 
     def take(self) -> int | None:
+        """A free slot, now the caller's, or None."""
         if not self._free:
             return None
         slot = self._free.pop()
@@ -28,6 +29,7 @@ class Slots:
         return slot
 
     def release(self, slot: int) -> None:
+        """Give a slot back; results still on their way to its owner are now stale."""
         assert slot not in self._free, f"slot {slot} released twice"
         self.epoch[slot] += 1
         self._free.append(slot)

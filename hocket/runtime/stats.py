@@ -41,6 +41,7 @@ class StageStats:
                 self.rows += rows
 
     def observe(self, now: float, worked: bool, busy: bool) -> None:
+        """Note one turn of the stage: whether it got on, and whether it has work it could get on with."""
         if worked or not busy or not self.busy:
             self.last_work = now
         self.busy = busy

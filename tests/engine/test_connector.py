@@ -1,4 +1,5 @@
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,14 +12,15 @@ from hocket.engine.messages import Abort, Deliver, Feed, Message, Shutdown, Subm
 @pytest.fixture(params=["local:{}", "ipc://{}", "tcp://127.0.0.1:{}"], ids=["threads", "ipc", "tcp"])
 def pair(
     request: pytest.FixtureRequest, tmp_path: object, unused_tcp_port_factory: object
-) -> tuple[Mailbox, Mailbox]:
+) -> Iterator[tuple[Mailbox, Mailbox]]:
     def address(name: str) -> str:
         place = unused_tcp_port_factory() if "tcp" in request.param else f"{tmp_path}/{name}"  # type: ignore[operator]
         return str(request.param).format(place)
 
     boxes = open_mailbox(address("a")), open_mailbox(address("b"))
-    request.addfinalizer(lambda: [box.close() for box in boxes])
-    return boxes
+    yield boxes
+    for box in boxes:
+        box.close()
 
 
 def chunk(**arrays: np.ndarray) -> Deliver:

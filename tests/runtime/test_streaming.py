@@ -224,7 +224,13 @@ class SquareProgram:
 
 def test_one_shot_batches_by_length_and_computes_equal_inputs_once() -> None:
     program, out = SquareProgram(), {}
-    runner = OneShotRunner("square", program, OneShotLimits(max_batch=3), lambda c: out.__setitem__(c.job, c))
+    runner = OneShotRunner(
+        "square",
+        program,
+        ChunkKind.CONDITIONING,
+        OneShotLimits(max_batch=3),
+        lambda c: out.__setitem__(c.job, c),
+    )
     for n, value in enumerate([b"1", b"22", b"3", b"3", b"44", b"5"]):
         runner.start(Job(id=f"{n}", route=("square",), inputs={"square": value}, seed=0, max_frames=1), {})
     runner.abort("5")
@@ -241,3 +247,27 @@ def test_one_shot_batches_by_length_and_computes_equal_inputs_once() -> None:
     runner.start(Job(id="again", route=("square",), inputs={"square": b"44"}, seed=0, max_frames=1), {})
     assert int(out["again"].arrays["square"][0]) == 1936
     assert runner.stats.cache_hits == 1
+
+
+def test_a_batch_that_fails_takes_only_its_own_jobs_along() -> None:
+    class Failing(SquareProgram):
+        def run(self, items: Sequence[Item]) -> list[dict[str, np.ndarray]]:
+            if items[0].value == b"13":
+                raise ValueError("unlucky")
+            return super().run(items)
+
+    out: dict[str, Chunk] = {}
+    runner = OneShotRunner(
+        "square", Failing(), ChunkKind.CONDITIONING, OneShotLimits(), lambda c: out.__setitem__(c.job, c)
+    )
+    for value in (b"13", b"7"):
+        job = Job(id=value.decode(), route=("square",), inputs={"square": value}, seed=0, max_frames=1)
+        runner.start(job, {})
+    with pytest.raises(ValueError, match="unlucky"):
+        runner.tick(0.0)
+    assert runner.jobs() == ["13"]
+    for job_id in runner.jobs():
+        runner.abort(job_id)
+    while runner.tick(0.0):
+        pass
+    assert list(out) == ["7"]

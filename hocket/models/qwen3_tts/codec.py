@@ -31,11 +31,9 @@ from hocket.nn.conv import (
     causal_upsample,
     convolve,
     interleave,
-    snake_beta,
 )
 from hocket.nn.norm import rms_norm
 from hocket.nn.rotary import apply_rotary, rotary_tables
-
 
 CONV_FRAMES = 16  # the convolutions look 10 frames back
 
@@ -143,7 +141,7 @@ def sound(w: CodecWeights, c: DecoderConfig, s: CodecState, slots: Tensor, x: Te
     x = causal_conv(x, w.first, s.first, slots)  # [4 n, b, decoder_dim]
     for rate, block, state in zip(c.upsample_rates, w.blocks, s.blocks, strict=True):
         x = waveform_block(x, block, rate, state, slots)  # [t, b, c] -> [rate * t, b, c / 2]
-    x = causal_conv(snake_beta(x, w.snake_last), w.last, s.last, slots)  # [n * hop, b, 1]
+    x = causal_conv(x, w.last, s.last, slots, before=w.snake_last)  # [n * hop, b, 1]
     return x.squeeze(-1).t().float().clamp(-1, 1).contiguous()
 
 
@@ -193,10 +191,10 @@ def window_mask(start: Tensor, n: int, window: int) -> Tensor:
 
 
 def waveform_block(x: Tensor, w: BlockWeights, rate: int, s: BlockState, slots: Tensor) -> Tensor:
-    x = causal_upsample(snake_beta(x, w.snake), w.widen, rate, s.widen, slots)
+    x = causal_upsample(x, w.widen, rate, s.widen, slots, before=w.snake)
     for unit, past in zip(w.units, s.units, strict=True):
-        y = causal_conv(snake_beta(x, unit.snake_in), unit.conv, past, slots)
-        x = x + convolve(snake_beta(y, unit.snake_mid), unit.mix)
+        y = causal_conv(x, unit.conv, past, slots, before=unit.snake_in, after=unit.snake_mid)
+        x = convolve(y, unit.mix, residual=x)
     return x
 
 

@@ -14,8 +14,8 @@ import torch
 
 from hocket.core import CLIENT, ChunkKind, FrontEnd, Stage, StageKind
 from hocket.models.qwen3_tts.codec import CodecProgram
-from hocket.models.qwen3_tts.frontend import QwenTtsFrontEnd
 from hocket.models.qwen3_tts.config import CODEC_FOLDER, load_codec_config
+from hocket.models.qwen3_tts.frontend import QwenTtsFrontEnd
 from hocket.models.qwen3_tts.reference import load_reference
 from hocket.models.qwen3_tts.talker import TalkerProgram
 from hocket.models.qwen3_tts.talker_config import read_model_config
@@ -28,6 +28,7 @@ class QwenTts:
     """Implements `hocket.core.Family`."""
 
     name: str = "qwen3_tts"
+    profile: str = "qwen3_tts"
     stages: tuple[Stage, ...] = (
         Stage("reference", StageKind.ONE_SHOT, ChunkKind.CONDITIONING, ("talker", "codec")),
         Stage("talker", StageKind.AUTOREGRESSIVE, ChunkKind.CODES, ("codec",)),

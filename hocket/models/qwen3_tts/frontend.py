@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from hocket.audio.resample import resample
 from hocket.core import Job, ModelInfo, Reference, Sampling, SpeechRequest, Voice
-from hocket.errors import InvalidRequest, clip
+from hocket.errors import InvalidRequest, StartupError, clip
 from hocket.models.qwen3_tts.codec import CodecInput
 from hocket.models.qwen3_tts.prompt import DrawInput, TalkerInput, TextUpdate
 from hocket.models.qwen3_tts.reference import ReferenceInput
@@ -45,7 +46,9 @@ class QwenTtsFrontEnd:
         talker = self.config.talker_config
         self.variant = self.config.tts_model_type
         if self.variant not in TASKS:
-            raise InvalidRequest(f"tts_model_type {self.variant!r} is not known; known: {', '.join(TASKS)}")
+            raise StartupError(
+                f"{folder}/config.json: tts_model_type {self.variant!r} is not one of {', '.join(TASKS)}"
+            )
         names = list(talker.spk_id)
         self.info = ModelInfo(
             family="qwen3_tts",
@@ -99,11 +102,9 @@ class QwenTtsFrontEnd:
             raise InvalidRequest(
                 "a text must begin with at least one whole word", param="input", code="empty_input"
             )
-        request.text_first = False
-        return self._job(request, ids, text_open=True), feed
+        return self._job(replace(request, text_first=False), ids, text_open=True), feed
 
     def _job(self, r: SpeechRequest, body: list[int], *, text_open: bool) -> Job:
-        c, t = self.config, self.config.talker_config
         self._check_task(r)
         speaker, dialect = self._speaker(r)
         reference, vector = self._reference(r)
@@ -304,12 +305,10 @@ class QwenTextFeed:
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self.tokenizer = tokenizer
-        self.text = ""
-        self.sent = 0
+        self.text = ""  # not yet released
 
     def take(self) -> list[int]:
-        ids = self.tokenizer.settled(self.text)[self.sent :]
-        self.sent += len(ids)
+        ids, self.text = self.tokenizer.settled(self.text)
         return ids
 
     def add(self, text: str) -> bytes:
@@ -318,8 +317,7 @@ class QwenTextFeed:
         return msgspec.msgpack.encode(TextUpdate(ids=ids, closed=False)) if ids else b""
 
     def close(self) -> bytes:
-        ids = self.tokenizer.encode(self.text)[self.sent :]
-        self.sent += len(ids)
+        ids, self.text = self.tokenizer.encode(self.text), ""
         return msgspec.msgpack.encode(TextUpdate(ids=ids, closed=True))
 
 
@@ -346,7 +344,7 @@ def _within(name: str, value: float | int | None, low: float, high: float, *, op
         return
     if not math.isfinite(value) or value > high or value < low or (open_low and value == low):
         raise InvalidRequest(
-            f"{name} must be {'above' if open_low else 'at least'} {low} and at most {high}, got {clip(value)}",
+            f"{name} must be {'above' if open_low else 'from'} {low} to {high}, got {clip(value)}",
             param=name,
         )
 

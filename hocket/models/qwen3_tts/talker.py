@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import msgspec
 import numpy as np
@@ -20,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hocket.core import Chunk, ChunkKind, Job, PagedKV, StepOutput, declared
-from hocket.kernels.choice import use_triton
 from hocket.kernels.attention import paged_decode, scratch_decode, split_heads_torch
+from hocket.kernels.choice import use_triton
 from hocket.kernels.frame import begin_frame, end_frame
 from hocket.kernels.frame import embed_codes_torch as embed_codes
 from hocket.kernels.linear import norm_linear
@@ -74,7 +73,9 @@ class TalkerProgram:
         self.inner = Shape(p.num_attention_heads, p.num_key_value_heads, p.head_dim, p.rms_norm_eps)
         device, dtype = weights.head.device, weights.head.dtype
         self.device, self.dtype, self.width = device, dtype, t.hidden_size
-        self.bounded_by_context = not use_triton(weights.head)  # the twins' tensors are as long as the context
+        self.bounded_by_context = not use_triton(
+            weights.head
+        )  # the twins' tensors are as long as the context
         self.end = weights.head.shape[0] - 1  # row of the end token among the legal ones
         self.frequency = frequencies(t.head_dim, t.rope_theta, device)
         position = torch.arange(self.books, device=device)
@@ -118,6 +119,9 @@ class TalkerProgram:
         if update.closed:
             prompt.trailing.append(self.config.tts_eos_token_id)
             prompt.text_open = False
+
+    def take(self, prompt: TalkerPrompt, chunk: Chunk) -> None:
+        raise AssertionError("the reference stage is done before the talker starts")
 
     def write_text(self, state: TalkerState, slot: int, prompt: TalkerPrompt) -> None:
         ids = prompt.trailing[:MAX_TEXT]
@@ -195,7 +199,17 @@ class TalkerProgram:
 
         def decode(qkv: Tensor, layer: LayerWeights, kv: Tensor) -> Tensor:
             return paged_decode(
-                qkv, layer.q_norm, layer.k_norm, self.shape.eps, i.cos, i.sin, kv, blocks, slots, i.position, i.index
+                qkv,
+                layer.q_norm,
+                layer.k_norm,
+                self.shape.eps,
+                i.cos,
+                i.sin,
+                kv,
+                blocks,
+                slots,
+                i.position,
+                i.index,
             )
 
         h = self._backbone(i.x, cache.kv, decode)  # [b, d]
@@ -204,6 +218,7 @@ class TalkerProgram:
         codes = torch.empty(slots.shape[0], self.books, dtype=torch.int64, device=h.device)
         logits = F.linear(h, w.head)  # [b, legal]
         x = draw_code(logits, first, slots, i.key[:, 0], variant, codes[:, 0], w.inner_embed[0], repetition)
+        assert x is not None
         self._predict(h, x, rest, slots, i.key, variant, codes)
         chunk, emit, stop = end_frame(
             codes, i, w.codes, self.end, s.x, s.live, s.frame, cache.position, s.seen, s.limit, slots
@@ -225,18 +240,32 @@ class TalkerProgram:
 
         def attend(qkv: Tensor, layer: LayerWeights, kv: Tensor) -> Tensor:
             q, k, v = split_heads_torch(
-                qkv.unflatten(0, (b, n)), layer.q_norm, layer.k_norm, self.shape.eps, cos, sin, self.shape.kv_heads
+                qkv.unflatten(0, (b, n)),
+                layer.q_norm,
+                layer.k_norm,
+                self.shape.eps,
+                cos,
+                sin,
+                self.shape.kv_heads,
             )
             write_kv(kv, index, k, v)
             return paged_attention(q, kv, table, mask).flatten(2).flatten(0, 1)
 
-        self._backbone(x.flatten(0, 1), cache.kv, attend)
+        self._backbone(
+            x.flatten(0, 1).clone(), cache.kv, attend
+        )  # layers may overwrite it; x is the caller's
         cache.position[slots] += count.int()
 
-    def _backbone(self, x: Tensor, kv: Tensor, attend: Callable[[Tensor, LayerWeights, Tensor], Tensor]) -> Tensor:
+    def _backbone(
+        self, x: Tensor, kv: Tensor, attend: Callable[[Tensor, LayerWeights, Tensor], Tensor]
+    ) -> Tensor:
         """x [m, d] -> normalised hidden [m, d]; `attend` gets a layer's qkv [m, ...], weights and cache."""
         for layer, cache in zip(self.w.layers, kv, strict=True):
-            x = decoder_layer(layer, self.shape, x, partial(attend, layer=layer, kv=cache))
+
+            def paged(qkv: Tensor, layer: LayerWeights = layer, cache: Tensor = cache) -> Tensor:
+                return attend(qkv, layer, cache)
+
+            x = decoder_layer(layer, self.shape, x, paged)
         return rms_norm(x, self.w.norm, self.shape.eps)
 
     def _predict(
@@ -262,5 +291,6 @@ class TalkerProgram:
             newest = x[n - 1 :: n].contiguous()  # [b, d']
             logits = norm_linear(newest, w.inner_norm, w.inner_heads[book - 1], s.eps)
             table = w.inner_embed[book] if book + 1 < books else None
-            x = draw_code(logits, o, slots, key[:, book], variant, codes[:, book], table)
-            start, n = book + 1, 1
+            following = draw_code(logits, o, slots, key[:, book], variant, codes[:, book], table)
+            if following is not None:
+                x, start, n = following, book + 1, 1

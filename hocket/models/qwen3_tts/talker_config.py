@@ -82,6 +82,7 @@ def read_json(path: Path, kind: Any) -> Any:
 
 
 def read_model_config(folder: Path) -> ModelConfig:
+    """config.json. Raises StartupError."""
     config: ModelConfig = read_json(folder / "config.json", ModelConfig)
     if config.talker_config.num_code_groups != config.talker_config.code_predictor_config.num_code_groups:
         raise StartupError(f"{folder}/config.json: talker and code predictor disagree on num_code_groups")
@@ -89,5 +90,6 @@ def read_model_config(folder: Path) -> ModelConfig:
 
 
 def read_generation_config(folder: Path) -> GenerationConfig:
+    """generation_config.json. Raises StartupError."""
     config: GenerationConfig = read_json(folder / "generation_config.json", GenerationConfig)
     return config

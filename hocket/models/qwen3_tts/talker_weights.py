@@ -107,6 +107,7 @@ def load_talker(folder: Path, config: ModelConfig, device: torch.device, dtype: 
 def _layers(get: Callable[[str], Tensor], prefix: str, c: BlockConfig) -> list[LayerWeights]:
     out = []
     for i in range(c.num_hidden_layers):
+
         def at(name: str, i: int = i) -> Tensor:
             return get(f"{prefix}layers.{i}.{name}.weight")
 

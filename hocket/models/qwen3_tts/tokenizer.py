@@ -40,22 +40,23 @@ class TextTokenizer:
         self._tokenizer = tokenizer
 
     def encode(self, text: str) -> list[int]:
+        """The ids of `text`; strings that look like special tokens are text."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids; bytes that form no character are replaced."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return text
 
-    def settled(self, text: str) -> list[int]:
-        """The leading tokens of `text` that no text appended later can change.
+    def settled(self, text: str) -> tuple[list[int], str]:
+        """The leading tokens of `text` that no text appended later can change, and the text after them.
 
         BPE never merges across pre-tokens, and what is appended can change the last one only
-        (it may grow, or the blanks before a word may be cut differently).
+        (it may grow, or the blanks before a word may be cut differently). Pre-tokens depend on nothing
+        before them, so whoever goes on may go on from the rest alone.
         """
         text = unicodedata.normalize("NFC", text)
         pieces = self._tokenizer.pre_tokenizer.pre_tokenize_str(text)
-        if len(pieces) < 2:
-            return []
-        start = pieces[-1][1][0]
-        return self.encode(text[:start])
+        start = pieces[-1][1][0] if len(pieces) > 1 else 0
+        return self.encode(text[:start]) if start else [], text[start:]
