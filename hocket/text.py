@@ -13,10 +13,10 @@ import unicodedata
 
 _ABBREVIATIONS = frozenset(
     (
-        "mr", "mrs", "ms", "dr", "prof", "sr", "jr", "st", "vs", "etc", "e.g", "i.e", "cf", "no", "vol", "fig",
-        "approx", "dept", "est", "inc", "ltd", "co", "corp", "gen", "col", "sgt", "capt", "lt", "rev", "hon",
-        "gov", "sen", "rep", "jan", "feb", "mar", "apr", "jun", "jul", "aug", "sep", "sept", "oct", "nov", "dec",
-        "mt", "ave", "blvd", "a.m", "p.m", "u.s", "u.k", "ph.d", "m.a",
+        "mr", "mrs", "ms", "dr", "prof", "sr", "jr", "st", "vs", "etc", "e.g", "i.e", "cf", "no", "vol",
+        "fig", "approx", "dept", "est", "inc", "ltd", "co", "corp", "gen", "col", "sgt", "capt", "lt", "rev", "hon",
+        "gov", "sen", "rep", "jan", "feb", "mar", "apr", "jun", "jul", "aug", "sep", "sept", "oct", "nov",
+        "dec", "mt", "ave", "blvd", "a.m", "p.m", "u.s", "u.k", "ph.d", "m.a",
         "bzw", "z.b", "d.h", "usw", "ca", "nr", "str",
     )
 )  # fmt: skip
@@ -145,7 +145,8 @@ def units(text: str, limit: int) -> list[str]:
         pieces.extend(_shorter(sentence, limit))
     out: list[str] = []
     for piece in pieces:
-        if out and (not piece.strip() or weight(out[-1]) + weight(piece) <= limit):
+        blank = out and not (piece.strip() and out[-1].strip())
+        if blank or (out and weight(out[-1]) + weight(piece) <= limit):
             out[-1] += piece
         else:
             out.append(piece)
