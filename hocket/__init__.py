@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hocket.engine.client import AsyncEngine
 
 # OpenMP's threads spin while they wait, by default. On a machine that does anything else at all, a frame of
-# some 2,000 small operations then takes ten times as long (see docs/decisions). Read when torch is loaded,
+# some 2,000 small operations then takes ten times as long (docs/decisions/0012). Read when torch is loaded,
 # so it is set here, before.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hocket.kernels.conv import carry, conv
 from hocket.kernels.snake import snake
 
 
@@ -57,41 +57,34 @@ class ConvNext:
     eps: float
 
 
-def carry(past: Tensor, slots: Tensor, x: Tensor) -> Tensor:
-    """Put each row's past before its chunk, and keep the end of both as the past of the next.
+def convolve(joined: Tensor, w: Conv, residual: Tensor | None = None) -> Tensor:
+    """Convolve joined [reach + t, b, c_in] -> [t, b, c_out], without padding; then add the residual."""
+    return conv(joined, w.taps, w.bias, w.dilation, residual=residual)
 
-    past [slots, p, ...] is written in place at `slots`; x [t, b, ...] -> [p + t, b, ...]
+
+def causal_conv(
+    x: Tensor, w: Conv, past: Tensor, slots: Tensor, before: Snake | None = None, after: Snake | None = None
+) -> Tensor:
+    """One chunk x [t, b, c_in] -> [t, b, c_out]; past [slots, reach, c_in] is written in place.
+
+    before, after: activation of the input and of the output. The past holds activated inputs.
     """
-    joined = torch.cat([past.index_select(0, slots).transpose(0, 1), x])
-    past.index_copy_(0, slots, joined[x.shape[0] :].transpose(0, 1))
-    return joined
+    return conv(carry(past, slots, x, _pair(before)), w.taps, w.bias, w.dilation, activation=_pair(after))
 
 
-def convolve(joined: Tensor, w: Conv) -> Tensor:
-    """Convolve joined [reach + t, b, c_in] -> [t, b, c_out], without padding."""
-    t, b = joined.shape[0] - w.reach, joined.shape[1]
-    rows = [joined[start : start + t].flatten(0, 1) for start in range(0, w.reach + 1, w.dilation)]
-    if joined.dtype.itemsize >= 4:
-        y = torch.addmm(w.bias, rows[0], w.taps[0])
-        for row, tap in zip(rows[1:], w.taps[1:], strict=True):
-            y.addmm_(row, tap)
-    else:  # one product over all taps: adding up in half precision would round k times
-        y = torch.addmm(w.bias, torch.cat(rows, dim=1), w.taps.flatten(0, 1))
-    return y.unflatten(0, (t, b))
-
-
-def causal_conv(x: Tensor, w: Conv, past: Tensor, slots: Tensor) -> Tensor:
-    """One chunk x [t, b, c_in] -> [t, b, c_out]; past [slots, reach, c_in] is written in place."""
-    return convolve(carry(past, slots, x), w)
-
-
-def causal_upsample(x: Tensor, w: Conv, rate: int, past: Tensor, slots: Tensor) -> Tensor:
+def causal_upsample(
+    x: Tensor, w: Conv, rate: int, past: Tensor, slots: Tensor, before: Snake | None = None
+) -> Tensor:
     """One chunk through a transposed convolution of stride `rate`: x [t, b, c_in] -> [rate * t, b, c_out].
 
     past [slots, reach, c_in] is written in place. Output after the last input's own `rate` samples is
     not given (it belongs to the next chunk), so that t steps give exactly rate * t.
     """
-    return interleave(causal_conv(x, w, past, slots), rate)
+    return conv(carry(past, slots, x, _pair(before)), w.taps, w.bias, w.dilation, rate)
+
+
+def _pair(w: Snake | None) -> tuple[Tensor, Tensor] | None:
+    return None if w is None else (w.alpha, w.gain)
 
 
 def interleave(phases: Tensor, rate: int) -> Tensor:
@@ -144,3 +137,21 @@ def strided_as_conv(weight: Tensor, bias: Tensor, rate: int) -> Conv:
 def fold(x: Tensor, rate: int) -> Tensor:
     """`rate` steps as the channels of one: [rate * t, b, c] -> [t, b, rate * c]; undoes `interleave`."""
     return x.unflatten(0, (-1, rate)).transpose(1, 2).flatten(2)
+
+
+__all__ = [
+    "Conv",
+    "ConvNext",
+    "Snake",
+    "carry",
+    "causal_conv",
+    "causal_convnext",
+    "causal_upsample",
+    "conv_taps",
+    "convolve",
+    "fold",
+    "interleave",
+    "snake_beta",
+    "strided_as_conv",
+    "transposed_as_conv",
+]

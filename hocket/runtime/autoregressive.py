@@ -23,7 +23,9 @@ from torch import Tensor
 
 from hocket.core import AutoregressiveProgram, Chunk, Job, Prompt
 from hocket.errors import InvalidRequest
+from hocket.nn.staging import to_device
 from hocket.runtime.blocks import KvBlocks
+from hocket.runtime.graphs import FrameGraphs, on, own_stream
 from hocket.runtime.playback import PlaybackClock
 from hocket.runtime.ring import OutputRing, Owner
 from hocket.runtime.slots import Slots
@@ -43,6 +45,7 @@ class AutoregressiveLimits:
     prefill_tokens: int = 512  # spent on prefill between two frame steps; 0: no limit
     prefix_cache: bool = True
     in_flight: int = 1  # steps launched before the first of them is read
+    graphs: bool = True  # on CUDA
 
 
 @dataclass(slots=True, eq=False)
@@ -50,8 +53,8 @@ class _Task:
     job: Job
     prompt: Prompt
     order: int  # of arrival
-    hashes: list[bytes]
-    frames: list[np.ndarray] = field(default_factory=list)  # made and read
+    hashes: list[bytes] = field(default_factory=list)  # of the full blocks of its prompt
+    frames: list[np.ndarray] = field(default_factory=list)  # made and read, one a step
     launched: int = 0  # made, read or not
     tokens: int = 0  # cache positions written or launched
     slot: int = 0
@@ -92,14 +95,30 @@ class AutoregressiveRunner:
         self._max_context = context
         self._blocks = KvBlocks(limits.kv_blocks, limits.block_tokens, share=limits.prefix_cache)
         self._slots = Slots(limits.slots)
+        self._stream = own_stream(device)
+        max_blocks = -(-context // limits.block_tokens)
         self._state = allocate(
             program.declare(),
             slots=limits.slots + 1,
             device=device,
             blocks=limits.kv_blocks,
             block_tokens=limits.block_tokens,
-            max_blocks=-(-context // limits.block_tokens),
+            max_blocks=max_blocks,
         )
+        self._graphs: FrameGraphs | None = None
+        self._run_step, self._run_prefill = program.step, program.prefill
+        if self._stream is not None:
+            torch.cuda.synchronize(device)  # weights and state come from another stream
+            if limits.graphs:
+                self._graphs = FrameGraphs(
+                    program,
+                    self._state.tensors,
+                    max_batch=limits.max_batch,
+                    max_context=max_blocks * limits.block_tokens,
+                    device=device,
+                    stream=self._stream,
+                )
+                self._run_step, self._run_prefill = self._graphs.step, self._graphs.prefill
         self._ring = OutputRing(limits.in_flight)
         self._tasks: dict[str, _Task] = {}
         self._waiting: list[tuple[tuple[int, int], _Task]] = []
@@ -117,27 +136,41 @@ class AutoregressiveRunner:
         tokens = len(prompt.row_keys) + job.max_frames - 1
         if tokens > self._max_context:
             raise InvalidRequest(
-                f"the prompt takes {len(prompt.row_keys)} positions and {job.max_frames} frames are allowed, but "
-                f"{self.name} holds {self._max_context} in all; shorten the text or lower max_new_tokens",
+                f"the prompt takes {len(prompt.row_keys)} positions and {job.max_frames} frames are allowed, "
+                f"but {self.name} holds {self._max_context} in all; shorten the text or lower max_new_tokens",
                 param="input",
                 code="context_too_long",
             )
         self._arrivals += 1
-        hashes = self._blocks.hashes(prompt.row_keys)[: (len(prompt.row_keys) - 1) // self.limits.block_tokens]
-        task = _Task(job, prompt, self._arrivals, hashes)
+        task = _Task(job, prompt, self._arrivals)
         self._tasks[job.id] = task
-        heapq.heappush(self._waiting, (task.rank, task))
+        self._unpark(task)
 
     def push(self, chunk: Chunk) -> None:
-        raise NotImplementedError(f"{self.name} reads no streamed chunks")
+        """Hand on what an upstream stage made; it may be what the job waits for."""
+        task = self._tasks.get(chunk.job)
+        if task is not None:
+            self.program.take(task.prompt, chunk)
+            self._text_grew(task)
+
+    def warm(self) -> None:
+        """Do before the first request what the first requests would wait for."""
+        if self._graphs is not None:
+            with on(self._stream):
+                self._graphs.warm()
 
     def feed(self, job_id: str, data: bytes) -> None:
+        """Hand on more of a job's text."""
         task = self._tasks.get(job_id)
         if task is not None:
             self.program.feed(task.prompt, data)
-            if task.slot:
+            self._text_grew(task)
+
+    def _text_grew(self, task: _Task) -> None:
+        if task.slot:
+            with on(self._stream):
                 self.program.write_text(self._state.tensors, task.slot, task.prompt)
-            self._unpark(task)
+        self._unpark(task)
 
     def pause(self, job_id: str, paused: bool) -> None:
         task = self._tasks.get(job_id)
@@ -154,13 +187,14 @@ class AutoregressiveRunner:
 
     def tick(self, now: float) -> bool:
         """Launch what can be launched, read what is there. False when there was nothing to do."""
-        worked = self._collect(now, wait=self._ring.full)
-        self._admit(now)
-        worked |= self._prefill()
-        worked |= self._step(now)
-        if self.limits.in_flight == 1 or not worked:
-            worked |= self._collect(now, wait=self.limits.in_flight == 1)
-        self.stats.observe(now, worked, bool(self._tasks))
+        with on(self._stream):
+            worked = self._collect(now, wait=self._ring.full)
+            self._admit(now)
+            worked |= self._prefill()
+            worked |= self._step(now)
+            if self.limits.in_flight == 1 or not worked:
+                worked |= self._collect(now, wait=self.limits.in_flight == 1)
+        self.stats.observe(now, worked, any(not task.stalled for task in self._tasks.values()))
         return worked
 
     def jobs(self) -> list[str]:
@@ -178,7 +212,7 @@ class AutoregressiveRunner:
     def _admit(self, now: float) -> None:
         while self._waiting:
             _, task = self._waiting[0]
-            if task.stalled and task.frames:
+            if task.stalled:
                 heapq.heappop(self._waiting)  # parked: comes back when text arrives
                 continue
             if not self._slots.free and not self._make_way(task, now, slot=True):
@@ -189,6 +223,9 @@ class AutoregressiveRunner:
 
     def _place(self, task: _Task) -> bool:
         """Give the task a slot, the blocks of its rows and its row of state, or nothing at all."""
+        if not task.hashes:
+            whole = (len(task.prompt.row_keys) - 1) // self.limits.block_tokens  # the last row is the step's
+            task.hashes = self._blocks.hashes(task.prompt.row_keys)[:whole]
         shared = self._blocks.match(task.hashes)
         rows = task.prefill_rows + 1
         # One block more a resident: room to grow before anyone has to give way again.
@@ -205,7 +242,7 @@ class AutoregressiveRunner:
         task.published = len(shared)
         task.launched = len(task.frames)
         self.stats.prefix_hits += len(shared)
-        reset(self._state, torch.tensor([slot], device=self.device))
+        reset(self._state, to_device([slot], self.device))
         self._table_writes += [(slot, i, block) for i, block in enumerate(task.blocks)]
         state = self._state.tensors
         state.cache.position[slot] = task.tokens
@@ -240,6 +277,7 @@ class AutoregressiveRunner:
             self._blocks.release(task.blocks)
             self._table_writes = [w for w in self._table_writes if w[0] != task.slot]
             task.slot, task.blocks = 0, []
+            task.launched = len(task.frames)  # steps in flight are lost with the slot
 
     def _grow(self, task: _Task, now: float) -> bool:
         """Make sure the task's next position has a block. May preempt others, or the task itself.
@@ -289,10 +327,10 @@ class AutoregressiveRunner:
                 for task, count in group
             ]
             x = torch.stack([torch.nn.functional.pad(r, (0, 0, 0, longest - len(r))) for r in rows])
-            slots = torch.tensor([task.slot for task, _ in group], device=self.device)
-            counts = torch.tensor([count for _, count in group], device=self.device)
+            slots = to_device([task.slot for task, _ in group], self.device)
+            counts = to_device([count for _, count in group], self.device)
             context = self._context(max(task.tokens + count for task, count in group))
-            program.prefill(state, slots, x, counts, context)
+            self._run_prefill(state, slots, x, counts, context)
         for task, count in group:
             task.tokens += count
             full = min(task.tokens // self.limits.block_tokens, len(task.hashes))
@@ -324,7 +362,7 @@ class AutoregressiveRunner:
             t.tokens += 1
             t.launched += 1
         with self.stats.timed(rows=len(ready)):
-            out = self.program.step(self._state.tensors, self._batch_slots(ready), context, variant)
+            out = self._run_step(self._state.tensors, self._batch_slots(ready), context, variant)
             self._ring.push(owners, [out.chunk, out.emit, out.stop])
         return True
 
@@ -332,17 +370,20 @@ class AutoregressiveRunner:
         """The batch's slots on the device; the last tensor again while the batch is the same."""
         slots = tuple(t.slot for t in tasks)
         if slots != self._batch[0]:
-            self._batch = (slots, torch.tensor(slots, device=self.device))
+            self._batch = (slots, to_device(slots, self.device))
         return self._batch[1]
 
     def _context(self, tokens: int) -> int:
         """Few distinct values, so that shapes repeat."""
         step = 4 * self.limits.block_tokens
-        return min(-(-tokens // step) * step, -(-self._max_context // self.limits.block_tokens) * self.limits.block_tokens)
+        return min(
+            -(-tokens // step) * step,
+            -(-self._max_context // self.limits.block_tokens) * self.limits.block_tokens,
+        )
 
     def _write_tables(self) -> None:
         if self._table_writes:
-            slot, at, block = torch.tensor(self._table_writes, device=self.device).T
+            slot, at, block = to_device(np.array(self._table_writes).T.copy(), self.device)
             self._state.tensors.cache.blocks[slot, at] = block.int()
             self._table_writes = []
 
@@ -360,8 +401,8 @@ class AutoregressiveRunner:
             if self._slots.epoch[owner.slot] != owner.epoch:
                 continue  # preempted or aborted since
             task: _Task = owner.task
+            task.frames.append(frame)  # what was not emitted too: a resume replays every step
             if emit:
-                task.frames.append(frame)
                 task.clock.deliver(1 / self.program.frame_rate_hz, now)
                 self.stats.frames += 1
             if stop:
@@ -373,7 +414,7 @@ class AutoregressiveRunner:
 
     def _emit(self, task: _Task, frames: np.ndarray, *, last: bool) -> None:
         kind = self.program.gives
-        length = last and len(task.frames) >= task.job.max_frames
+        length = last and len(frames) > 0 and len(task.frames) >= task.job.max_frames
         self._sink(
             Chunk(
                 job=task.job.id,
@@ -386,4 +427,3 @@ class AutoregressiveRunner:
             )
         )
         task.chunks += 1
-

@@ -14,6 +14,7 @@ from __future__ import annotations
 import bisect
 import gc
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,20 @@ from torch import Tensor
 from hocket.core import AutoregressiveProgram, StepOutput, StreamingProgram
 
 _BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
+
+
+def own_stream(device: torch.device) -> Any:
+    """A stream for one stage, so that its work waits for no other's; None on a CPU."""
+    return torch.cuda.Stream(device) if device.type == "cuda" else None
+
+
+def on(stream: Any) -> AbstractContextManager[Any]:
+    return nullcontext() if stream is None else torch.cuda.stream(stream)
+
+
+def doubling(first: int, largest: int) -> list[int]:
+    """first, 2 * first, … and `largest` at the end."""
+    return [first << i for i in range(largest.bit_length()) if first << i < largest] + [largest]
 
 
 def batch_buckets(largest: int) -> list[int]:
@@ -53,7 +68,8 @@ class GraphPool:
         return len(self._graphs)
 
     def capture(self, key: Any, call: Callable[[], Any]) -> None:
-        """Record `call` under `key`; it runs once before, so that kernels are compiled and libraries set up."""
+        """Record `call` under `key`. It runs once before, so that kernels are compiled and libraries set up:
+        its inputs must then name padding rows only."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             call()
@@ -71,10 +87,11 @@ class GraphPool:
             gc.enable()
         self._graphs[key] = _Graph(graph, output)
 
+    def __contains__(self, key: Any) -> bool:
+        return key in self._graphs
+
     def replay(self, key: Any, call: Callable[[], Any]) -> Any:
-        """Run what `key` stands for, captured now if it never was. Returns its fixed outputs."""
-        if key not in self._graphs:
-            self.capture(key, call)
+        """Run what was captured under `key`. Returns its fixed outputs."""
         found = self._graphs[key]
         found.graph.replay()
         return found.output
@@ -99,8 +116,8 @@ class _Rows:
 class FrameGraphs:
     """`AutoregressiveProgram.step` and `.prefill` from graphs.
 
-    contexts: ascending; the bounds a step is captured for. A program whose kernels read each row's length
-    on the device needs only the largest.
+    max_context: a multiple of the block size. A program whose step is not bounded by context has one graph
+    a batch bucket; others have one for each of a few bounds as well, as prefill always has.
     """
 
     PREFILL_ROWS = (8, 16, 32, 64, 128, 256, 512)
@@ -112,44 +129,52 @@ class FrameGraphs:
         state: Any,
         *,
         max_batch: int,
-        contexts: Sequence[int],
-        width: int,
-        dtype: torch.dtype,
+        max_context: int,
         device: torch.device,
         stream: Any,
     ) -> None:
         self.program, self._state = program, state
-        self._batches, self._contexts = batch_buckets(max_batch), list(contexts)
+        self._batches = batch_buckets(max_batch)
+        self._prefill_contexts = doubling(64, max_context)
+        self._contexts = doubling(256, max_context) if program.bounded_by_context else [max_context]
         self._steps, self._prefills = GraphPool(stream), GraphPool(stream)
         self._rows = _Rows(max_batch, device)
         self._prefill_rows = _Rows(max_batch, device)
-        self._prefill_x = torch.zeros(self.PREFILL_TOKENS, width, dtype=dtype, device=device)
+        self._prefill_x = torch.zeros(self.PREFILL_TOKENS, program.width, dtype=program.dtype, device=device)
         self._prefill_count = torch.zeros(max_batch, dtype=torch.int64, device=device)
 
-    def warm(self, batches: Iterable[int] | None = None, prefills: Iterable[tuple[int, int]] = ()) -> int:
-        """Capture steps for the batch buckets (all by default), and prefills (rows, batch). -> graphs held"""
-        for b in reversed(list(self._batches if batches is None else batches)):  # largest first: it sizes the pool
-            for context in self._contexts:
-                self._capture_step(round_up(b, self._batches), context, 0)
-        for n, b in prefills:
-            self._capture_prefill(n, b, self._contexts[0])
+    def warm(self) -> int:
+        """Capture what a server's first minutes ask for; the rest is captured when needed. -> graphs held"""
+        for b in reversed(self._batches):  # the largest first: it sizes the pool
+            self._capture_step(b, self._contexts[0], 0)
+        for n in self.PREFILL_ROWS[:4]:
+            for b in self._batches:
+                if n * b <= self.PREFILL_TOKENS:
+                    self._capture_prefill(n, b, self._prefill_contexts[0])
         return len(self._steps) + len(self._prefills)
 
     def step(self, state: Any, slots: Tensor, context: int, variant: int) -> StepOutput:
         """As the program's; outputs have the bucket's rows and are overwritten by the next step."""
         assert state is self._state
         b, bound = round_up(slots.shape[0], self._batches), round_up(context, self._contexts)
+        if (b, bound, variant) not in self._steps:
+            self._capture_step(b, bound, variant)
         self._rows.write(slots)
         return self._steps.replay((b, bound, variant), self._step_call(b, bound, variant))
 
     def prefill(self, state: Any, slots: Tensor, x: Tensor, count: Tensor, context: int) -> None:
         """As the program's."""
         b, n = x.shape[:2]
-        batch = round_up(b, self._batches)
-        if n > self.PREFILL_ROWS[-1] or batch * round_up(n, self.PREFILL_ROWS) > self.PREFILL_TOKENS:
+        if b > self._batches[-1] or n > self.PREFILL_ROWS[-1]:
             self.program.prefill(state, slots, x, count, context)
             return
-        rows, bound = round_up(n, self.PREFILL_ROWS), round_up(context, self._contexts)
+        batch, rows = round_up(b, self._batches), round_up(n, self.PREFILL_ROWS)
+        if batch * rows > self.PREFILL_TOKENS:
+            self.program.prefill(state, slots, x, count, context)
+            return
+        bound = round_up(context, self._prefill_contexts)
+        if (rows, batch, bound) not in self._prefills:
+            self._capture_prefill(rows, batch, bound)
         self._prefill_rows.write(slots)
         # Rows of x beyond n and beyond b keep an earlier call's values: finite, and their output is dropped.
         self._prefill_input(rows, batch)[:b, :n].copy_(x)
@@ -165,7 +190,11 @@ class FrameGraphs:
 
     def _prefill_call(self, n: int, b: int, context: int) -> Callable[[], None]:
         return lambda: self.program.prefill(
-            self._state, self._prefill_rows.slots[:b], self._prefill_input(n, b), self._prefill_count[:b], context
+            self._state,
+            self._prefill_rows.slots[:b],
+            self._prefill_input(n, b),
+            self._prefill_count[:b],
+            context,
         )
 
     def _capture_step(self, b: int, context: int, variant: int) -> None:
@@ -196,27 +225,35 @@ class StreamGraphs:
         self._rows = _Rows(max_batch, device)
         self._frames: dict[tuple[int, int], Tensor] = {}
 
-    def warm(self, shapes: Iterable[tuple[int, int]], like: Tensor) -> int:
-        """Capture (frames, batch) shapes; `like` [1, 1, ...] gives a frame's form. -> graphs held"""
-        for n, b in shapes:
-            self._rows.write(torch.zeros(0, dtype=torch.int64, device=self._device))
-            self._input(n, round_up(b, self._batches), like)
-            self._graphs.capture((n, round_up(b, self._batches)), self._call(n, round_up(b, self._batches)))
+    def warm(self, frames: Iterable[int]) -> int:
+        """Capture steps of so many frames for every batch bucket. -> graphs held"""
+        for n in sorted(frames, reverse=True):  # the largest first: it sizes the pool
+            for b in reversed(self._batches):
+                self._capture(n, b)
         return len(self._graphs)
 
     def step(self, state: Any, slots: Tensor, frames: Tensor) -> Tensor:
-        """As the program's; the output has the bucket's rows and is overwritten by the next step of its shape."""
+        """As the program's; the output has the bucket's rows; the next step of its shape overwrites it."""
         assert state is self._state
         n, b = frames.shape[1], round_up(slots.shape[0], self._batches)
+        if (n, b) not in self._graphs:
+            self._capture(n, b)
         self._rows.write(slots)
-        self._input(n, b, frames)[: frames.shape[0]].copy_(frames, non_blocking=True)
+        self._input(n, b)[: frames.shape[0]].copy_(frames, non_blocking=True)
         pcm: Tensor = self._graphs.replay((n, b), self._call(n, b))
         return pcm
 
-    def _input(self, n: int, b: int, like: Tensor) -> Tensor:
+    def _input(self, n: int, b: int) -> Tensor:
         if (n, b) not in self._frames:
-            self._frames[n, b] = torch.zeros((b, n, *like.shape[2:]), dtype=like.dtype, device=self._device)
+            frame = self.program.frame
+            shape = [int(size) for size in frame.shape]
+            self._frames[n, b] = torch.zeros([b, n, *shape], dtype=frame.dtype, device=self._device)
         return self._frames[n, b]
 
     def _call(self, n: int, b: int) -> Callable[[], Tensor]:
         return lambda: self.program.step(self._state, self._rows.slots[:b], self._frames[n, b])
+
+    def _capture(self, n: int, b: int) -> None:
+        self._rows.write(torch.zeros(0, dtype=torch.int64, device=self._device))
+        self._input(n, b)
+        self._graphs.capture((n, b), self._call(n, b))

@@ -15,9 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+_HALF = (torch.bfloat16, torch.float16)  # NumPy has no bfloat16, and what leaves the device is small
+
 
 @dataclass(slots=True)
 class Owner:
+    """Whose a row of a step is: the slot, its epoch at launch, and what the runner keeps for it."""
+
     slot: int
     epoch: int
     task: Any
@@ -50,6 +54,7 @@ class OutputRing:
     def push(self, owners: list[Owner], tensors: list[Tensor]) -> None:
         """Rows i of all tensors belong to owners[i]; further rows are padding and are left behind."""
         event = None
+        tensors = [t.float() if t.dtype in _HALF else t for t in tensors]
         if tensors[0].is_cuda:
             tensors = [self._pin(t[: len(owners)]) for t in tensors]
             event = self._events.pop() if self._events else torch.cuda.Event()

@@ -69,5 +69,6 @@ def snapshot(state: State, slot: int) -> list[Tensor]:
 
 
 def restore(state: State, slot: int, rows: list[Tensor]) -> None:
+    """Write what `snapshot` copied into the rows of `slot`, in place."""
     for (_, tensor), row in zip(state.per_slot, rows, strict=True):
         tensor[slot].copy_(row)

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from hocket.core import Chunk, ChunkKind, Job, StreamingProgram, StreamPrompt
+from hocket.nn.staging import to_device
 from hocket.runtime.autoregressive import Sink
+from hocket.runtime.graphs import StreamGraphs, on, own_stream
 from hocket.runtime.playback import CHUNK_FRAMES, PlaybackClock, chunk_frames
 from hocket.runtime.ring import OutputRing, Owner
 from hocket.runtime.slots import Slots
@@ -31,6 +33,7 @@ class StreamingLimits:
     max_chunk_frames: int = 32
     primed_voices: int = 64  # states kept of voices whose reference was already run
     in_flight: int = 1
+    graphs: bool = True  # on CUDA
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +46,7 @@ class _Stream:
     finish_reason: str = ""
     slot: int = 0
     launched: bool = False  # its first chunk is under way
+    closing: bool = False  # ... and its last
     skip: int = 0  # samples of look-ahead still to be dropped
     clock: PlaybackClock = field(default_factory=PlaybackClock)
     promised_s: float = 0.0  # audio launched, delivered or not
@@ -69,6 +73,20 @@ class StreamingRunner:
         self._sink = sink
         self._slots = Slots(limits.slots)
         self._state = allocate(program.declare(), slots=limits.slots + 1, device=device)
+        self._stream = own_stream(device)
+        self._graphs: StreamGraphs | None = None
+        self._run_step = program.step
+        if self._stream is not None:
+            torch.cuda.synchronize(device)  # weights and state come from another stream
+            if limits.graphs:
+                self._graphs = StreamGraphs(
+                    program,
+                    self._state.tensors,
+                    max_batch=limits.max_batch,
+                    device=device,
+                    stream=self._stream,
+                )
+                self._run_step = self._graphs.step
         self._ring = OutputRing(limits.in_flight)
         self._streams: dict[str, _Stream] = {}
         self._primed: OrderedDict[bytes, list[Tensor]] = OrderedDict()
@@ -91,6 +109,12 @@ class StreamingRunner:
             stream.ended = True
             stream.finish_reason = chunk.finish_reason
 
+    def warm(self) -> None:
+        """Do before the first request what the first requests would wait for."""
+        if self._graphs is not None:
+            with on(self._stream):
+                self._graphs.warm(n for n in CHUNK_FRAMES if n <= self.limits.max_chunk_frames)
+
     def feed(self, job_id: str, data: bytes) -> None:
         raise NotImplementedError(f"{self.name} reads no text")
 
@@ -103,13 +127,14 @@ class StreamingRunner:
             self._release(stream)
 
     def tick(self, now: float) -> bool:
-        worked = self._collect(now, wait=self._ring.full)
-        for frames, streams in self._due(now):
-            if self._ring.full:
-                self._collect(now, wait=True)
-            self._step(frames, streams)
-            worked = True
-        worked |= self._collect(now, wait=self.limits.in_flight == 1)
+        with on(self._stream):
+            worked = self._collect(now, wait=self._ring.full)
+            for frames, streams in self._due(now):
+                if self._ring.full:
+                    self._collect(now, wait=True)
+                self._step(frames, streams)
+                worked = True
+            worked |= self._collect(now, wait=self.limits.in_flight == 1)
         self.stats.observe(now, worked, any(s.pending for s in self._streams.values()))
         return worked
 
@@ -128,9 +153,11 @@ class StreamingRunner:
         frame_s = self.program.hop / self.program.rate_hz
         groups: dict[int, list[tuple[tuple[bool, float], _Stream]]] = {}
         for stream in sorted(self._streams.values(), key=lambda s: (-s.job.priority, s.order)):
+            if stream.closing:
+                continue
             if not stream.pending and not (stream.ended and stream.launched):
                 if stream.ended:
-                    self._finish_empty(stream)
+                    self._finish_empty(stream, now)
                 continue
             slack = self._slack(stream, now)
             count = chunk_frames(
@@ -142,7 +169,7 @@ class StreamingRunner:
                 largest=self.limits.max_chunk_frames,
             )
             if not stream.pending:  # ended after its last frame was decoded
-                self._finish_empty(stream)
+                self._finish_empty(stream, now)
             elif count and (stream.slot or self._place(stream)):
                 groups.setdefault(count, []).append(((stream.launched, slack), stream))
         out = []
@@ -165,32 +192,30 @@ class StreamingRunner:
         if slot is None:
             return False
         stream.slot = slot
-        reset(self._state, torch.tensor([slot], device=self.device))
+        reset(self._state, to_device([slot], self.device))
         prime, key = stream.prompt.prime, stream.prompt.prime_key
-        if prime is None or key is None:
+        if prime is None:
             return True
-        known = self._primed.get(key)
-        if known is None:
-            self._prime(slot, prime)
-            self._primed[key] = snapshot(self._state, slot)
-            if len(self._primed) > self.limits.primed_voices:
-                self._primed.popitem(last=False)
-        else:
+        known = self._primed.get(key) if key is not None else None
+        if known is not None:
+            assert key is not None
             self.stats.cache_hits += 1
             self._primed.move_to_end(key)
             restore(self._state, slot, known)
+            return True
+        self._prime(slot, prime)
+        if key is not None:
+            self._primed[key] = snapshot(self._state, slot)
+            if len(self._primed) > self.limits.primed_voices:
+                self._primed.popitem(last=False)
         return True
 
     def _prime(self, slot: int, frames: np.ndarray) -> None:
         """Run frames that nobody hears, so that what follows continues them."""
-        slots = torch.tensor([slot], device=self.device)
-        x = torch.from_numpy(np.ascontiguousarray(frames)).to(self.device)[None]
-        at = 0
+        slots = to_device([slot], self.device)
+        x = to_device(np.ascontiguousarray(frames), self.device)[None]
         with self.stats.timed():
-            while at < x.shape[1]:
-                count = max(n for n in CHUNK_FRAMES if n <= x.shape[1] - at)
-                self.program.step(self._state.tensors, slots, x[:, at : at + count])
-                at += count
+            self.program.prime(self._state.tensors, slots, x)
 
     # --- device work and results -----------------------------------------------------------------------
 
@@ -203,15 +228,22 @@ class StreamingRunner:
             stream.launched = True
             stream.promised_s += frames * self.program.hop / self.program.rate_hz
             ends = stream.ended and not stream.pending
+            stream.closing = ends
             last.append(ends)
-            owners.append(Owner(stream.slot, self._slots.epoch[stream.slot], _Piece(stream, frames * self.program.hop, ends)))
-        x = torch.from_numpy(np.asarray(batch)).to(self.device, non_blocking=True)
-        slots = torch.tensor([s.slot for s in streams], device=self.device)
+            owners.append(
+                Owner(
+                    stream.slot,
+                    self._slots.epoch[stream.slot],
+                    _Piece(stream, frames * self.program.hop, ends),
+                )
+            )
+        x = to_device(np.asarray(batch), self.device)
+        slots = to_device([s.slot for s in streams], self.device)
         with self.stats.timed(rows=len(streams)):
-            pcm = self.program.step(self._state.tensors, slots, x)
+            pcm = self._run_step(self._state.tensors, slots, x)
             if self.program.lookahead and any(last):
                 tail = self.program.flush(self._state.tensors, slots)
-                pcm = torch.cat([pcm, tail], dim=1)
+                pcm = torch.cat([pcm[: len(tail)], tail], dim=1)
             self._ring.push(owners, [pcm])
         self.stats.frames += frames * len(streams)
 
@@ -230,18 +262,18 @@ class StreamingRunner:
             self._deliver(piece.stream, heard[drop:], now, last=piece.last)
         return True
 
-    def _finish_empty(self, stream: _Stream) -> None:
+    def _finish_empty(self, stream: _Stream, now: float) -> None:
         """The end became known after the last frame was decoded, or there never was a frame."""
         tail = np.zeros(0, np.float32)
         if stream.slot and self.program.lookahead:
             slots = torch.tensor([stream.slot], device=self.device)
             tail = self.program.flush(self._state.tensors, slots)[0].cpu().numpy()[stream.skip :]
         while len(self._ring):  # what is under way comes first
-            self._collect(stream.clock.started_at or 0.0, wait=True)
-        self._deliver(stream, tail, None, last=True)
+            self._collect(now, wait=True)
+        self._deliver(stream, tail, now, last=True)
 
-    def _deliver(self, stream: _Stream, samples: np.ndarray, now: float | None, *, last: bool) -> None:
-        if now is not None:
+    def _deliver(self, stream: _Stream, samples: np.ndarray, now: float, *, last: bool) -> None:
+        if len(samples):
             stream.clock.deliver(len(samples) / self.program.rate_hz, now)
         if last:
             del self._streams[stream.job.id]

@@ -94,7 +94,9 @@ def test_prefill_counts_no_token_twice(state: Counts) -> None:
     g = frames(program, state)
     g.prefill(state, torch.tensor([4, 1]), torch.ones(2, 5, 3), torch.tensor([5, 3]), 5)
     g.prefill(state, torch.tensor([4]), torch.ones(1, 600, 3), torch.tensor([600]), 605)  # too long: as it is
-    assert state.tokens[1:].tolist() == [3, 0, 0, 605, 0, 0, 0, 0]
+    everyone = torch.arange(1, 9)  # more than a step takes
+    g.prefill(state, everyone, torch.ones(8, 2, 3), torch.ones_like(everyone), 700)
+    assert state.tokens[1:].tolist() == [4, 1, 1, 606, 1, 1, 1, 1]
     assert (2, 8, 64) in program.shapes
     assert (1, 600, 605) in program.shapes
 

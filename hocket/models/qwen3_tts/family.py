@@ -14,13 +14,11 @@ import torch
 
 from hocket.core import CLIENT, ChunkKind, FrontEnd, Stage, StageKind
 from hocket.models.qwen3_tts.codec import CodecProgram
-from hocket.models.qwen3_tts.config import CODEC_FOLDER, load_codec_config
+from hocket.models.qwen3_tts.config import CODEC_FOLDER, load_codec_config, read_model_config
 from hocket.models.qwen3_tts.frontend import QwenTtsFrontEnd
 from hocket.models.qwen3_tts.reference import load_reference
 from hocket.models.qwen3_tts.talker import TalkerProgram
-from hocket.models.qwen3_tts.talker_config import read_model_config
-from hocket.models.qwen3_tts.talker_weights import load_talker
-from hocket.models.qwen3_tts.weights import load_codec_decoder
+from hocket.models.qwen3_tts.weights import load_codec_decoder, load_talker
 
 
 @dataclass(frozen=True, slots=True)

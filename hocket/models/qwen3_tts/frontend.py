@@ -16,9 +16,9 @@ from hocket.audio.resample import resample
 from hocket.core import Job, ModelInfo, Reference, Sampling, SpeechRequest, Voice
 from hocket.errors import InvalidRequest, StartupError, clip
 from hocket.models.qwen3_tts.codec import CodecInput
+from hocket.models.qwen3_tts.config import read_generation_config, read_model_config
 from hocket.models.qwen3_tts.prompt import DrawInput, TalkerInput, TextUpdate
 from hocket.models.qwen3_tts.reference import ReferenceInput
-from hocket.models.qwen3_tts.talker_config import read_generation_config, read_model_config
 from hocket.models.qwen3_tts.tokenizer import TextTokenizer
 from hocket.text import units
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from hocket.models.qwen3_tts.talker_config import ModelConfig
+from hocket.models.qwen3_tts.config import ModelConfig
 from hocket.nn.sampler import NARROW, NUCLEUS, WIDE
 
 NONE = -1  # no text, or no codec part

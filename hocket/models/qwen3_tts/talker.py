@@ -9,7 +9,7 @@ matrix each, and the head cut down to the codes that may be drawn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -24,9 +24,8 @@ from hocket.kernels.choice import use_triton
 from hocket.kernels.frame import begin_frame, end_frame
 from hocket.kernels.frame import embed_codes_torch as embed_codes
 from hocket.kernels.linear import norm_linear
+from hocket.models.qwen3_tts.config import ModelConfig
 from hocket.models.qwen3_tts.prompt import FRAME, SPEAKER, TalkerInput, TalkerPrompt, TextUpdate, build_prompt
-from hocket.models.qwen3_tts.talker_config import ModelConfig
-from hocket.models.qwen3_tts.talker_weights import TalkerWeights
 from hocket.nn.attention import causal_mask, kv_index, paged_attention, write_kv
 from hocket.nn.norm import rms_norm
 from hocket.nn.rotary import frequencies, rotary_tables
@@ -36,6 +35,52 @@ from hocket.nn.transformer import LayerWeights, Shape, decoder_layer
 
 MAX_TEXT = 4096  # one id a frame at most, and frames are limited to as many
 FIRST_IDS_WITHOUT_END = 2  # the reference generates with min_new_tokens = 2
+
+
+# --- weights and state -------------------------------------------------------------------------
+
+
+class TextTable:
+    """The projected embedding of each text id: table [vocab, d], filled row by row on first use.
+
+    The projection depends on the id only, so it is done once per id. Where arithmetic is cheap
+    (`ensure` of every id on a GPU at load) the table is complete before the first request; on a CPU
+    a full table would cost seconds, and a request needs a few dozen rows.
+    """
+
+    def __init__(self, embedding: Tensor, fc1: tuple[Tensor, Tensor], fc2: tuple[Tensor, Tensor]) -> None:
+        self.embedding, self.fc1, self.fc2 = embedding, fc1, fc2
+        self.table = fc2[0].new_empty(embedding.shape[0], fc2[0].shape[0])
+        self.known = np.zeros(embedding.shape[0], bool)
+
+    def ensure(self, ids: Iterable[int]) -> None:
+        wanted = np.unique(np.fromiter(ids, np.int64))
+        wanted = wanted[~self.known[wanted]] if len(wanted) else wanted
+        for part in np.array_split(wanted, -(-len(wanted) // 8192) or 1):
+            if len(part):
+                at = torch.from_numpy(part)
+                x = self.embedding[at.to(self.embedding.device)].to(self.table)
+                rows = F.linear(F.silu(F.linear(x, *self.fc1)), *self.fc2)
+                self.table[at.to(self.table.device)] = rows
+        self.known[wanted] = True
+
+
+@dataclass(frozen=True, slots=True)
+class TalkerWeights:
+    layers: list[LayerWeights]
+    norm: Tensor  # [d]
+    head: Tensor  # [legal, d]  the codes that may be drawn, then the end token
+    text: TextTable
+    codec: Tensor  # [vocab, d]  codebook-0 embedding, control ids and speakers included
+    codes: Tensor  # [books, inner vocab, d]  embedding of each codebook, summed into the next input
+    inner_layers: list[LayerWeights]
+    inner_norm: Tensor  # [d']
+    inner_heads: Tensor  # [books - 1, inner vocab, d']
+    inner_embed: Tensor  # [books - 1, inner vocab, d']  `codes` through the predictor's input projection
+    projection: tuple[Tensor, Tensor] | None  # d -> d'; None where the widths are equal
+
+    def project(self, h: Tensor) -> Tensor:
+        return h if self.projection is None else F.linear(h, *self.projection)
 
 
 @dataclass(slots=True)

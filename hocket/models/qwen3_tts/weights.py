@@ -5,73 +5,18 @@ Derived tables and folded matrices are computed in fp32 and rounded once, to the
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+import torch.nn.functional as F
 from torch import Tensor
 
-from hocket.errors import StartupError
-from hocket.models.qwen3_tts import codec, encoder, speaker
-from hocket.models.qwen3_tts.config import load_codec_config, load_speaker_config
+from hocket.models.qwen3_tts import codec, encoder, speaker, talker
+from hocket.models.qwen3_tts.config import BlockConfig, ModelConfig, load_codec_config, load_speaker_config
+from hocket.nn import transformer
+from hocket.nn.checkpoint import open_tensors
 from hocket.nn.conv import Conv, ConvNext, Snake, conv_taps, strided_as_conv, transposed_as_conv
-
-# --- files -------------------------------------------------------------------------------------
-
-
-class Tensors(Mapping[str, Tensor]):
-    """A checkpoint's tensors by name, read from disk to the device when asked for, in the file's dtype.
-
-    On the meta device they have shapes and no content, which is enough to plan memory.
-    """
-
-    def __init__(self, folder: Path, device: torch.device | str) -> None:
-        self.folder = folder
-        self._meta = torch.device(device).type == "meta"
-        self._device = "cpu" if self._meta else str(device)
-        self._files = {name: self._open(folder / name) for name in _file_names(folder)}
-        self._where = {tensor: name for name, file in self._files.items() for tensor in file.keys()}  # noqa: SIM118  no iterator
-
-    def _open(self, path: Path) -> safe_open:
-        try:
-            return safe_open(path, framework="pt", device=self._device)
-        except (OSError, SafetensorError) as e:
-            raise StartupError(f"cannot read {path}: {e}") from e
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._where:
-            raise StartupError(f"tensor {name!r} is missing from {self.folder / ' or '.join(self._files)}")
-        tensor: Tensor = self._files[self._where[name]].get_tensor(name)
-        return tensor.to("meta") if self._meta else tensor
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._where
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._where)
-
-    def __len__(self) -> int:
-        return len(self._where)
-
-
-def _file_names(folder: Path) -> list[str]:
-    index = folder / "model.safetensors.index.json"
-    if not index.exists():
-        return ["model.safetensors"]
-    try:
-        return sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError) as e:
-        raise StartupError(f"{index}: expected a JSON object with a weight_map") from e
-
-
-def open_tensors(folder: Path, device: torch.device | str = "cpu") -> Tensors:
-    """The tensors of model.safetensors, or of the files that model.safetensors.index.json names.
-
-    A missing file or tensor raises StartupError.
-    """
-    return Tensors(folder, device)
 
 
 class Reader:
@@ -100,6 +45,79 @@ class Reader:
     def codebook(self, name: str, total: str) -> Tensor:
         """Entries [size, d], fp32: the running sum of the vectors assigned to each over their number."""
         return self.wide(f"{name}.{total}") / self.wide(f"{name}.cluster_usage").clamp(min=1e-5)[:, None]
+
+
+# --- talker ------------------------------------------------------------------------------------
+
+RESERVED = 1024  # the talker's last ids are control ids; of them only the end token may be drawn
+
+
+def load_talker(
+    folder: Path, config: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> talker.TalkerWeights:
+    """folder: the model's. Raises StartupError."""
+    tensors = open_tensors(folder, device)
+    t, p = config.talker_config, config.talker_config.code_predictor_config
+
+    def get(name: str) -> Tensor:
+        return tensors[f"talker.{name}"].to(device, dtype)
+
+    codec = get("model.codec_embedding.weight")
+    head = get("codec_head.weight")
+    legal = [*range(t.vocab_size - RESERVED), t.codec_eos_token_id]
+    inner = "code_predictor.model."
+    books = range(t.num_code_groups - 1)
+    codes = torch.stack([codec[: p.vocab_size], *(get(f"{inner}codec_embedding.{k}.weight") for k in books)])
+    projected = "talker.code_predictor.small_to_mtp_projection.weight" in tensors
+    projection = None
+    inner_embed = codes[:-1]
+    if projected:
+        name = "code_predictor.small_to_mtp_projection"
+        projection = (get(f"{name}.weight"), get(f"{name}.bias"))
+        inner_embed = torch.stack([F.linear(table, *projection) for table in codes[:-1]])
+    text = talker.TextTable(
+        tensors["talker.model.text_embedding.weight"],
+        (get("text_projection.linear_fc1.weight"), get("text_projection.linear_fc1.bias")),
+        (get("text_projection.linear_fc2.weight"), get("text_projection.linear_fc2.bias")),
+    )
+    if device.type == "cuda":
+        text.ensure(range(t.text_vocab_size))
+        text.embedding = text.embedding.new_empty(0)
+    return talker.TalkerWeights(
+        layers=_layers(get, "model.", t),
+        norm=get("model.norm.weight"),
+        head=head[torch.tensor(legal, device=device)].contiguous(),
+        text=text,
+        codec=codec,
+        codes=codes,
+        inner_layers=_layers(get, inner, p),
+        inner_norm=get(f"{inner}norm.weight"),
+        inner_heads=torch.stack([get(f"code_predictor.lm_head.{k}.weight") for k in books]),
+        inner_embed=inner_embed,
+        projection=projection,
+    )
+
+
+def _layers(get: Callable[[str], Tensor], prefix: str, c: BlockConfig) -> list[transformer.LayerWeights]:
+    out = []
+    for i in range(c.num_hidden_layers):
+
+        def at(name: str, i: int = i) -> Tensor:
+            return get(f"{prefix}layers.{i}.{name}.weight")
+
+        out.append(
+            transformer.LayerWeights(
+                norm_in=at("input_layernorm"),
+                qkv=torch.cat([at(f"self_attn.{x}_proj") for x in "qkv"]),
+                q_norm=at("self_attn.q_norm"),
+                k_norm=at("self_attn.k_norm"),
+                out=at("self_attn.o_proj"),
+                norm_mlp=at("post_attention_layernorm"),
+                gate_up=torch.cat([at("mlp.gate_proj"), at("mlp.up_proj")]),
+                down=at("mlp.down_proj"),
+            )
+        )
+    return out
 
 
 # --- codec decoder -----------------------------------------------------------------------------

@@ -20,7 +20,8 @@ from hocket.core import Chunk, ChunkKind, Job, leaves
 from hocket.errors import StartupError
 from hocket.models.qwen3_tts.codec import CodecInput, CodecProgram, dequantise, transform
 from hocket.models.qwen3_tts.config import CODEC_FOLDER, load_codec_config
-from hocket.models.qwen3_tts.weights import load_codec_decoder, open_tensors
+from hocket.models.qwen3_tts.weights import load_codec_decoder
+from hocket.nn.checkpoint import open_tensors
 from hocket.nn.conv import causal_conv
 from hocket.runtime.state import State, allocate, reset, restore, snapshot
 

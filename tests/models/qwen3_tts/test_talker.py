@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from hocket.core import Chunk, ChunkKind, Job, Reference, Sampling, SpeechRequest
+from hocket.models.qwen3_tts.config import read_model_config
 from hocket.models.qwen3_tts.frontend import QwenTtsFrontEnd
 from hocket.models.qwen3_tts.talker import TalkerProgram
-from hocket.models.qwen3_tts.talker_config import read_model_config
-from hocket.models.qwen3_tts.talker_weights import load_talker
+from hocket.models.qwen3_tts.weights import load_talker
 from hocket.runtime.autoregressive import AutoregressiveLimits, AutoregressiveRunner
 
 CPU = torch.device("cpu")

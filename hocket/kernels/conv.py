@@ -1,0 +1,219 @@
+"""Causal convolutions over streams, with the activation before and what comes after them.
+
+Activations are time-major, x [t, b, c]: the input of each tap is then one run of rows, a constant number of
+rows further on than the last tap's, and a convolution is a matrix product whose left side is read at
+shifted rows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hocket.kernels.choice import next_power_of_2, overlap, tl, triton, use_triton
+from hocket.kernels.snake import sine_squared, snake_torch
+
+Activation = tuple[Tensor, Tensor]  # SnakeBeta's alpha and gain, fp32 [c]
+
+
+# --- history -----------------------------------------------------------------------------------
+
+
+def carry_torch(past: Tensor, slots: Tensor, x: Tensor, activation: Activation | None = None) -> Tensor:
+    """Put each row's past before its chunk, and keep the end of both as the past of the next.
+
+    past [slots, p, ...] is written in place at `slots`; x [t, b, ...], through the activation if there is one
+    -> [p + t, b, ...]
+    """
+    if activation is not None:
+        x = snake_torch(x, *activation)
+    joined = torch.cat([past.index_select(0, slots).transpose(0, 1), x])
+    past.index_copy_(0, slots, joined[x.shape[0] :].transpose(0, 1))
+    return joined
+
+
+def carry_triton(past: Tensor, slots: Tensor, x: Tensor, activation: Activation | None = None) -> Tensor:
+    x = x.contiguous()
+    t, b = x.shape[:2]
+    reach, c = past.shape[1], x[0, 0].numel()
+    joined = x.new_empty(reach + t, *x.shape[1:])
+    columns = min(1024, next_power_of_2(c))
+    rows = max(1, 4096 // columns)
+    alpha, gain = (x, x) if activation is None else activation
+    _carry[(-(-(reach + t) * b // rows), -(-c // columns))](
+        x, past, slots, alpha, gain, joined, (reach + t) * b, reach, b, c,
+        SNAKE=activation is not None, ROWS=rows, COLUMNS=columns, num_warps=4, **overlap(x),
+    )  # fmt: skip
+    # In a launch of its own: a row's new past may lie where another's old one is still to be read.
+    past.index_copy_(0, slots, joined[t:].transpose(0, 1))
+    return joined
+
+
+def carry(past: Tensor, slots: Tensor, x: Tensor, activation: Activation | None = None) -> Tensor:
+    return (carry_triton if use_triton(x) else carry_torch)(past, slots, x, activation)
+
+
+# --- convolution -------------------------------------------------------------------------------
+
+
+def conv_torch(
+    joined: Tensor,
+    taps: Tensor,
+    bias: Tensor,
+    dilation: int = 1,
+    rate: int = 1,
+    activation: Activation | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """Convolve joined [reach + t, b, c_in] -> [rate * t, b, c_out], without padding.
+
+    taps [k, c_in, rate * c_out], oldest input first; bias [rate * c_out]: `rate` phases a step, given in
+    their order in time. Then the activation, then the residual [rate * t, b, c_out] added.
+    """
+    reach = (taps.shape[0] - 1) * dilation
+    t, b = joined.shape[0] - reach, joined.shape[1]
+    rows = [joined[start : start + t].flatten(0, 1) for start in range(0, reach + 1, dilation)]
+    if joined.dtype.itemsize >= 4:
+        y = torch.addmm(bias, rows[0], taps[0])
+        for row, tap in zip(rows[1:], taps[1:], strict=True):
+            y.addmm_(row, tap)
+    else:  # one product over all taps: adding up in half precision would round k times
+        y = torch.addmm(bias, torch.cat(rows, dim=1), taps.flatten(0, 1))
+    y = y.unflatten(0, (t, b))
+    if rate > 1:
+        y = y.unflatten(-1, (rate, -1)).transpose(1, 2).flatten(0, 1)
+    if activation is not None:
+        y = snake_torch(y, *activation)
+    return y if residual is None else residual + y
+
+
+def conv_triton(
+    joined: Tensor,
+    taps: Tensor,
+    bias: Tensor,
+    dilation: int = 1,
+    rate: int = 1,
+    activation: Activation | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    joined = joined.contiguous()
+    k, c_in, n = taps.shape
+    b, t = joined.shape[1], joined.shape[0] - (k - 1) * dilation
+    c_out = n // rate
+    out = joined.new_empty(rate * t, b, c_out)
+    alpha, gain = (bias, bias) if activation is None else activation
+    m = t * b
+    rows, warps = 128, 8
+    if n <= 32:
+        columns = max(16, next_power_of_2(n))
+    elif rate > 1:  # within one phase, so that outputs of a row lie side by side
+        columns = next((size for size in (128, 64, 32) if c_out % size == 0), 16)
+    else:
+        columns = 128 if n % 128 == 0 or n < 128 else 64
+    # Small products: smaller tiles, so that more multiprocessors have one.
+    if -(-m // rows) * -(-n // columns) < 132:
+        rows = 16 if m <= 16 else 32
+    if rows * columns <= 4096:
+        warps = 4
+    depth = min(64, max(16, next_power_of_2(c_in) if c_in < 64 else 64 if c_in % 64 == 0 else 32))
+    _conv[(-(-m // rows), -(-n // columns))](
+        joined, taps, bias, alpha, gain, out if residual is None else residual, out,
+        m, n, c_in, b, dilation * b, c_out,
+        TAPS=k, RATE=rate, SNAKE=activation is not None, ADD=residual is not None, EVEN=c_in % depth == 0,
+        ASIDE=c_out % columns == 0,
+        ROWS=rows, COLUMNS=columns, DEPTH=depth, num_warps=warps, num_stages=3, **overlap(joined),
+    )  # fmt: skip
+    return out
+
+
+def conv(
+    joined: Tensor,
+    taps: Tensor,
+    bias: Tensor,
+    dilation: int = 1,
+    rate: int = 1,
+    activation: Activation | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    # fp32 has no matrix unit that keeps its precision, and the library is better without one.
+    half = joined.dtype.itemsize < 4 and use_triton(joined)
+    return (conv_triton if half else conv_torch)(joined, taps, bias, dilation, rate, activation, residual)
+
+
+# --- kernels -----------------------------------------------------------------------------------
+
+
+@triton.jit
+def _snake(value, alpha, gain, inside):
+    """SnakeBeta of fp32 [r, c] with parameters at the pointers alpha, gain [1, c]."""
+    return value + sine_squared(value * tl.load(alpha, inside, 0.0)) * tl.load(gain, inside, 0.0)
+
+
+@triton.jit(do_not_specialize=["count", "reach", "b"])
+def _carry(
+    x, past, slots, alpha, gain, joined, count, reach, b, c,
+    SNAKE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)  # step * b + stream; int32, for its division
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    inside = (row[:, None] < count) & (column < c)
+    step = row // b
+    stream = row - step * b
+    slot = tl.load(slots + stream, row < count, 0)
+    old = step[:, None] < reach
+    kept = tl.load(past + (slot * reach + step)[:, None] * c + column, inside & old, 0.0)
+    value = tl.load(x + (row - reach * b).to(tl.int64)[:, None] * c + column, inside & (old == 0), 0.0)
+    if SNAKE:
+        value = _snake(value.to(tl.float32), alpha + column, gain + column, column < c).to(kept.dtype)
+    tl.store(joined + row.to(tl.int64)[:, None] * c + column, tl.where(old, kept, value), inside)
+
+
+@triton.jit(do_not_specialize=["m", "b", "shift"])
+def _conv(
+    joined, taps, bias, alpha, gain, residual, out, m, n, c_in, b, shift, c_out,
+    TAPS: tl.constexpr, RATE: tl.constexpr, SNAKE: tl.constexpr, ADD: tl.constexpr, EVEN: tl.constexpr,
+    ASIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    line = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row = line.to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    deep = tl.arange(0, DEPTH)
+    here, there = row[:, None] < m, column[None, :] < n
+    type = joined.dtype.element_ty
+    blocks = tl.cdiv(c_in, DEPTH)
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for i in range(0, TAPS * blocks):
+        tap = i // blocks
+        channel = (i - tap * blocks) * DEPTH + deep
+        a_at = joined + (row + tap.to(tl.int64) * shift)[:, None] * c_in + channel[None, :]
+        w_at = taps + (tap * c_in + channel)[:, None] * n + column[None, :]
+        a = tl.load(a_at, here if EVEN else here & (channel[None, :] < c_in), 0.0)
+        w = tl.load(w_at, there if EVEN else there & (channel[:, None] < c_in), 0.0)
+        total = tl.dot(a, w, total, input_precision="ieee")
+    # Rounded where the twin rounds: after the bias, after the activation, after the residual.
+    total = (total + tl.load(bias + column, column < n, 0.0).to(tl.float32)[None, :]).to(type)
+    # Written so that the compiler sees neighbours and moves 16 bytes at a time.
+    if RATE == 1:
+        phase, channel = 0 * column, column
+    elif ASIDE:
+        phase = tl.program_id(1) * COLUMNS // c_out
+        channel = column - phase * c_out
+        phase += 0 * column
+    else:
+        phase, channel = column // c_out, column % c_out
+    if SNAKE:
+        total = _snake(total.to(tl.float32), (alpha + channel)[None, :], (gain + channel)[None, :], there).to(
+            type
+        )
+    step = line // b  # int32, for its division
+    place = (step[:, None] * RATE + phase[None, :]) * b + (line - step * b)[:, None]
+    at = place.to(tl.int64) * c_out + channel[None, :]
+    if ADD:
+        total = (total.to(tl.float32) + tl.load(residual + at, here & there, 0.0).to(tl.float32)).to(type)
+    tl.store(out + at, total, here & there)

@@ -1,0 +1,195 @@
+"""Sizes of the bundled voice's models, in the official files' own keys, and the voices' ids.
+
+The codec keeps the official frame (1920 samples, 12.5 Hz, upsampling 2x2x8x5x4x3) with small
+widths and 8 codebooks of 1024 entries. The talker's codec vocabulary is 2048 rows: as in the
+official models, the last 1024 are control ids and the rest are codes.
+"""
+
+CODEBOOKS, ENTRIES = 8, 1024
+
+DECODER = dict(
+    attention_bias=False,
+    attention_dropout=0.0,
+    latent_dim=256,
+    codebook_dim=128,
+    codebook_size=ENTRIES,
+    decoder_dim=256,
+    hidden_act="silu",
+    hidden_size=256,
+    intermediate_size=512,
+    layer_scale_initial_scale=0.1,
+    max_position_embeddings=8000,
+    head_dim=64,
+    num_attention_heads=4,
+    num_hidden_layers=3,
+    num_key_value_heads=4,
+    num_quantizers=CODEBOOKS,
+    num_semantic_quantizers=1,
+    rms_norm_eps=1e-5,
+    rope_theta=10000,
+    semantic_codebook_size=ENTRIES,
+    sliding_window=72,
+    upsample_rates=[8, 5, 4, 3],
+    upsampling_ratios=[2, 2],
+    vector_quantization_hidden_dimension=128,
+)
+
+ENCODER = dict(
+    audio_channels=1,
+    num_filters=32,
+    kernel_size=7,
+    residual_kernel_size=3,
+    last_kernel_size=3,
+    num_residual_layers=1,
+    dilation_growth_rate=2,
+    compress=2,
+    upsampling_ratios=[8, 6, 5, 4],
+    hidden_size=256,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    head_dim=64,
+    intermediate_size=512,
+    hidden_act="gelu",
+    norm_eps=1e-5,
+    layer_scale_initial_scale=0.1,
+    rope_theta=10000,
+    max_position_embeddings=8000,
+    sliding_window=250,
+    num_quantizers=CODEBOOKS,
+    num_semantic_quantizers=1,
+    codebook_size=ENTRIES,
+    codebook_dim=64,
+    vector_quantization_hidden_dimension=64,
+    pad_mode="constant",
+    use_causal_conv=True,
+    use_conv_shortcut=False,
+    sampling_rate=24000,
+    frame_rate=12.5,
+    upsample_groups=256,
+    trim_right_ratio=1.0,
+    use_cache=False,
+)
+
+CODEC = dict(
+    architectures=["Qwen3TTSTokenizerV2Model"],
+    model_type="qwen3_tts_tokenizer_12hz",
+    encoder_valid_num_quantizers=CODEBOOKS,
+    input_sample_rate=24000,
+    output_sample_rate=24000,
+    decode_upsample_rate=1920,
+    encode_downsample_rate=1920,
+    decoder_config=DECODER,
+    encoder_config=ENCODER,
+)
+
+PREDICTOR = dict(
+    model_type="qwen3_tts_talker_code_predictor",
+    hidden_size=256,
+    intermediate_size=768,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=64,
+    vocab_size=ENTRIES,
+    num_code_groups=CODEBOOKS,
+    hidden_act="silu",
+    max_position_embeddings=65536,
+    max_window_layers=28,
+    initializer_range=0.02,
+    rms_norm_eps=1e-6,
+    rope_theta=1000000,
+    rope_scaling=None,
+    attention_bias=False,
+    attention_dropout=0,
+    layer_types=["full_attention"] * 3,
+    sliding_window=None,
+    use_sliding_window=False,
+    use_cache=True,
+    tie_word_embeddings=False,
+)
+
+VOICES = {"joe": 1900, "alpha": 1901}  # rows of the codec embedding
+TEACHER_OF = {"joe": "joe", "alpha": "jf_alpha"}
+
+TALKER = dict(
+    model_type="qwen3_tts_talker",
+    hidden_size=384,
+    intermediate_size=896,
+    num_hidden_layers=8,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    head_dim=64,
+    vocab_size=2 * ENTRIES,
+    num_code_groups=CODEBOOKS,
+    text_hidden_size=384,
+    hidden_act="silu",
+    max_position_embeddings=32768,
+    position_id_per_seconds=13,
+    initializer_range=0.02,
+    rms_norm_eps=1e-6,
+    rope_theta=1000000,
+    rope_scaling=dict(interleaved=True, mrope_section=[12, 10, 10], rope_type="default", type="default"),
+    attention_bias=False,
+    attention_dropout=0,
+    sliding_window=None,
+    use_sliding_window=False,
+    use_cache=True,
+    codec_pad_id=1124,
+    codec_bos_id=1125,
+    codec_eos_token_id=1126,
+    codec_think_id=1130,
+    codec_nothink_id=1131,
+    codec_think_bos_id=1132,
+    codec_think_eos_id=1133,
+    codec_language_id={"english": 1026},
+    spk_id=VOICES,
+    spk_is_dialect=dict.fromkeys(VOICES, False),
+    code_predictor_config=PREDICTOR,
+)
+
+
+def tiny() -> None:
+    """Shrink every width in place: for trying the scripts on a CPU."""
+    DECODER.update(
+        latent_dim=32,
+        codebook_dim=32,
+        decoder_dim=32,
+        hidden_size=32,
+        intermediate_size=48,
+        head_dim=16,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_hidden_layers=2,
+    )
+    ENCODER.update(
+        num_filters=4,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+        intermediate_size=48,
+        codebook_dim=16,
+        vector_quantization_hidden_dimension=16,
+        upsample_groups=32,
+    )
+    PREDICTOR.update(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        layer_types=["full_attention"] * 2,
+    )
+    TALKER.update(
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        text_hidden_size=48,
+        rope_scaling=dict(interleaved=True, mrope_section=[4, 2, 2], rope_type="default", type="default"),
+    )
