@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
+import hocket
 from hocket.cli.report import Debug, console, note, reports_errors
 from hocket.errors import InvalidRequest, clip
 
@@ -122,7 +123,7 @@ def bench(
     )
     server = run_loop(ask_server(work))
     work = replace(work, model=model or only_model(server))
-    result = new_result(work, ["hocket", *sys.argv[1:]], server)
+    result = new_result(work, ["hocket", *sys.argv[1:]], server, hocket.__version__)
     with Crew(work, processes) as crew:
         run_loop(_run(crew, levels, warmup, result))
     if json_out == "-":
@@ -166,6 +167,7 @@ async def _run(crew: Crew, levels: Sequence[Level], warmup: int, result: Result)
     finally:
         restore()
         result.interrupted = crew.stopped
+        await crew.close()
 
 
 def _on_interrupt(crew: Crew) -> Any:
@@ -203,7 +205,7 @@ def _compare(before: Path, after: Path) -> None:
     out.print(comparison_table(rows, *names), highlight=False)
     for line in differences(one, two):
         note(f"not alike in {line}")
-    note("an interval covers chance within these two runs; measure one side twice to see how runs differ")
+    note("maybe: beyond chance within these runs, but two runs of one server often differ by 10 %")
 
 
 # --- what the options mean -------------------------------------------------------------------

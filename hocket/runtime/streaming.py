@@ -155,7 +155,7 @@ class StreamingRunner:
         for stream in sorted(self._streams.values(), key=lambda s: (-s.job.priority, s.order)):
             if stream.closing:
                 continue
-            if not stream.pending and not (stream.ended and stream.launched):
+            if not stream.pending:
                 if stream.ended:
                     self._finish_empty(stream, now)
                 continue
@@ -168,9 +168,7 @@ class StreamingRunner:
                 frame_s=frame_s,
                 largest=self.limits.max_chunk_frames,
             )
-            if not stream.pending:  # ended after its last frame was decoded
-                self._finish_empty(stream, now)
-            elif count and (stream.slot or self._place(stream)):
+            if count and (stream.slot or self._place(stream)):
                 groups.setdefault(count, []).append(((stream.launched, slack), stream))
         out = []
         for count, members in groups.items():
