@@ -21,7 +21,17 @@ from hocket.core import Reference, Sampling, SpeechRequest
 from hocket.engine.blocking import Engine
 from hocket.engine.client import AsyncEngine
 from hocket.engine.stream import Stream
-from hocket.errors import Cancelled, DeadlineExceeded, InvalidRequest, Overloaded, StartupError, WorkerDied
+from hocket.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidRequest,
+    Overloaded,
+    RequestFailed,
+    StartupError,
+    WorkerDied,
+)
+from hocket.models.qwen3_tts.codec import CodecProgram
+from hocket.models.qwen3_tts.talker import TalkerProgram
 
 ROOT = Path(__file__).parents[1]
 NAMES = tuple(json.loads((ROOT / "golden/qwen3_tts/cases.json").read_text("utf-8"))["cases"])
@@ -342,3 +352,30 @@ async def test_engine_closed_while_it_loads(endless: Path) -> None:
     await engine.close()
     with pytest.raises(StartupError, match="closed while"):
         await loading
+
+
+@pytest.mark.parametrize("stage", ["talker", "codec"])
+async def test_a_step_that_fails_fails_its_requests_only(
+    endless: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stage: str
+) -> None:
+    program = {"talker": TalkerProgram, "codec": CodecProgram}[stage]
+    step = program.step
+    calls = 0
+
+    def failing(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise FloatingPointError("a planted fault")
+        return step(*args)
+
+    monkeypatch.setattr(program, "step", failing)
+    async with AsyncEngine(endless, processes=False) as engine:
+        streams = [await engine.submit(SpeechRequest(text="Go on.", seed=n, max_frames=40)) for n in range(3)]
+        for stream in streams:
+            with pytest.raises(RequestFailed, match=rf"stage {stage} failed: FloatingPointError"):
+                await hear(stream)
+        assert "a planted fault" in caplog.text
+        assert engine.status().healthy
+        assert len(await hear(await engine.submit(SpeechRequest(text="Go on.", max_frames=6)))) == 5 * 1920
+        assert await settled(engine) == NOTHING
