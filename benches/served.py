@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,15 @@ def served(variant: str, *options: str, **checkpoint: object) -> Iterator[str]:
     """The address of a server that is ready, started with `options` of `hocket serve`."""
     with tempfile.TemporaryDirectory() as folder:
         model = write_checkpoint(Path(folder) / "tiny", variant=variant, **checkpoint)
-        command = [sys.executable, "-m", "hocket", "serve", str(model), "--port", "0", "--set", "threads=1"]
+        command = [
+            str(Path(sys.executable).with_name("hocket")),
+            "serve",
+            str(model),
+            "--port",
+            "0",
+            "--set",
+            "threads=1",
+        ]
         command += ["--voices-dir", f"{folder}/voices", *options]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
             assert process.stderr is not None
@@ -30,11 +39,14 @@ def served(variant: str, *options: str, **checkpoint: object) -> Iterator[str]:
                 if found:
                     address = found[1]
                     break
+            # Its log goes on: a full pipe would stop the server.
+            reader = threading.Thread(target=process.stderr.read, daemon=True)
+            reader.start()
             try:
                 assert address, "the server did not start"
                 httpx2.get(f"{address}/live").raise_for_status()
                 yield address
             finally:
                 process.terminate()
-                process.stderr.read()
                 process.wait()
+                reader.join()

@@ -14,10 +14,10 @@ import unicodedata
 _ABBREVIATIONS = frozenset(
     (
         "mr", "mrs", "ms", "dr", "prof", "sr", "jr", "st", "vs", "etc", "e.g", "i.e", "cf", "no", "vol",
-        "fig", "approx", "dept", "est", "inc", "ltd", "co", "corp", "gen", "col", "sgt", "capt", "lt", "rev", "hon",
-        "gov", "sen", "rep", "jan", "feb", "mar", "apr", "jun", "jul", "aug", "sep", "sept", "oct", "nov",
-        "dec", "mt", "ave", "blvd", "a.m", "p.m", "u.s", "u.k", "ph.d", "m.a",
-        "bzw", "z.b", "d.h", "usw", "ca", "nr", "str",
+        "fig", "approx", "dept", "est", "inc", "ltd", "co", "corp", "gen", "col", "sgt", "capt", "lt",
+        "rev", "hon", "gov", "sen", "rep", "jan", "feb", "mar", "apr", "jun", "jul", "aug", "sep", "sept",
+        "oct", "nov", "dec", "mt", "ave", "blvd", "a.m", "p.m", "u.s", "u.k", "ph.d", "m.a", "bzw", "z.b",
+        "d.h", "usw", "ca", "nr", "str",
     )
 )  # fmt: skip
 _CLOSERS = "\"'”’»)]}」』）】》"

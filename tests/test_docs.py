@@ -66,6 +66,8 @@ def named(document: Path) -> str:
 
 
 def runnable(document: Path) -> bool:
+    if named(document) == "docs/api.md":
+        return False  # tests/server/test_api_docs.py runs it, beside servers
     return named(document) == "docs/cli.md" or any(block.kind == "python" for block in blocks(document))
 
 

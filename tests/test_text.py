@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.text import sentences, units, weight
+from hocket.text import Cutter, sentences, units, weight
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,65 @@ def test_a_sentence_too_long_is_cut_at_a_clause_and_not_inside_a_number() -> Non
 def test_grapheme_is_never_cut() -> None:
     text = "e\u0301" * 50
     assert all(not piece.startswith("\u0301") for piece in units(text, 9))
+
+
+def cut(text: str, sizes: list[int], *, clauses: bool) -> list[str]:
+    cutter = Cutter(clauses=clauses)
+    out: list[str] = []
+    start = 0
+    for size in sizes:
+        out += cutter.add(text[start : start + size])
+        start += size
+    return out + cutter.add(text[start:]) + cutter.close()
+
+
+@given(
+    st.text(alphabet="ab .!?,;\n\"'12", max_size=200),
+    st.lists(st.integers(1, 20), max_size=40),
+    st.booleans(),
+)
+def test_units_of_growing_text_do_not_depend_on_its_pieces(
+    text: str, sizes: list[int], clauses: bool
+) -> None:
+    whole = cut(text, [], clauses=clauses)
+    assert cut(text, sizes, clauses=clauses) == whole
+    assert text.startswith("".join(whole))
+    assert all(any(c.isalnum() for c in unit) for unit in whole)
+    assert not any(c.isalnum() for c in text[len("".join(whole)) :])
+
+
+@given(st.text(alphabet="ab .!?，。”」\n", max_size=200), st.lists(st.integers(1, 20), max_size=40))
+def test_growing_text_loses_nothing(text: str, sizes: list[int]) -> None:
+    for clauses in (True, False):
+        whole = "".join(cut(text, sizes, clauses=clauses))
+        assert text.startswith(whole)
+        assert not any(c.isalnum() for c in text[len(whole) :])
+
+
+@pytest.mark.parametrize(
+    ("text", "clauses", "given_at_once"),
+    [
+        ("Hello. ", False, ["Hello. "]),
+        ("Hello.", False, []),  # it may be "Hello.com"
+        ("Dr. ", False, []),
+        ("on the 2. ", False, []),  # "attempt" may follow
+        ("What?! ", False, ["What?! "]),
+        ('"Stop!" ', False, ['"Stop!" ']),
+        ("你好。", False, ["你好。"]),
+        ("你好，", False, []),
+        ("你好，", True, ["你好，"]),
+        ("well, ", True, ["well, "]),
+        ("1,", True, []),
+        ("no mark ", True, []),
+        ("... ", False, []),
+    ],
+)
+def test_unit_is_given_as_soon_as_it_is_certain(text: str, clauses: bool, given_at_once: list[str]) -> None:
+    assert Cutter(clauses=clauses).add(text) == given_at_once
+
+
+def test_text_without_a_mark_is_cut_in_the_end() -> None:
+    cutter = Cutter()
+    given_early = cutter.add("word " * 1000)
+    assert given_early
+    assert "".join([*given_early, *cutter.close()]) == "word " * 1000

@@ -15,10 +15,12 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from hocket.cli.folders import data_folder
 from hocket.cli.report import Debug, note, pairs_of, progress, reports_errors, settings_of
 from hocket.errors import StartupError
 
@@ -30,6 +32,8 @@ _Format = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
 
 _ABORT_S = 2.0  # for answers to aborted requests to leave
 _KEEP_ALIVE_S = 30
+_WS_PING_S = 20
+_WS_BYTES = 16 << 20  # of one message: a configuration with a reference of 10 MiB in base64
 
 
 @reports_errors
@@ -55,7 +59,8 @@ def serve(
         typer.Option(envvar="HOCKET_API_KEY", help="Key that clients need; may be repeated."),
     ] = None,
     admin_key: Annotated[
-        list[str] | None, typer.Option(envvar="HOCKET_ADMIN_KEY", help="Key for /metrics; may be repeated.")
+        list[str] | None,
+        typer.Option(envvar="HOCKET_ADMIN_KEY", help="Key for /metrics and /admin; may be repeated."),
     ] = None,
     public_listings: Annotated[
         bool, typer.Option("--public-listings", help="List models and voices to those without a key.")
@@ -70,6 +75,25 @@ def serve(
     empty_input: Annotated[
         Literal["error", "silence"], typer.Option(help="Answer to a text with nothing to say.")
     ] = "error",
+    voices_dir: Annotated[
+        Path | None, typer.Option(envvar="HOCKET_VOICES", help="Folder of uploaded voices.")
+    ] = None,
+    max_voices: Annotated[int, typer.Option(min=0, help="Voices that may be uploaded.")] = 1000,
+    no_consent: Annotated[
+        bool, typer.Option("--no-consent", help="Take voices without a word on consent.")
+    ] = False,
+    allow_media_url: Annotated[
+        bool, typer.Option("--allow-media-url", help="Fetch references from public http(s) addresses.")
+    ] = False,
+    allow_media_host: Annotated[
+        list[str] | None, typer.Option(help="Host to fetch from whatever its address; may be repeated.")
+    ] = None,
+    media_dir: Annotated[
+        Path | None, typer.Option(help="Folder whose files requests may name as references.")
+    ] = None,
+    max_batch_items: Annotated[int, typer.Option(min=1)] = 32,
+    max_ws: Annotated[int, typer.Option(min=0, help="WebSockets that may be open.")] = 1024,
+    ws_idle: Annotated[float, typer.Option(min=0.001, help="Seconds a WebSocket may be idle.")] = 30.0,
     max_body_mib: Annotated[int, typer.Option(min=1)] = 64,
     max_input_chars: Annotated[int, typer.Option(min=1)] = 100_000,
     max_instructions_chars: Annotated[int, typer.Option(min=1)] = 500,
@@ -105,6 +129,15 @@ def serve(
             pcm_native_rate=pcm_native_rate,
             voice_aliases=aliases,
             empty_input=empty_input,
+            voices_dir=voices_dir or data_folder() / "voices",
+            max_voices=max_voices,
+            consent_required=not no_consent,
+            allow_media_url=allow_media_url or bool(allow_media_host),
+            allow_media_hosts=tuple(allow_media_host or ()),
+            media_dir=media_dir,
+            max_batch_items=max_batch_items,
+            max_ws=max_ws,
+            ws_idle_s=ws_idle,
             max_body_mib=max_body_mib,
             max_input_chars=max_input_chars,
             max_instructions_chars=max_instructions_chars,
@@ -121,7 +154,11 @@ def serve(
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
+        listener = socket.create_server((host, port), family=family, backlog=2048)
+        # Connections inherit it. Else the kernel holds a first chunk that follows the headers until the
+        # client has acknowledged them, which clients put off by 40 ms.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
     except OSError as error:
         message = f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port"
         raise StartupError(message) from error
@@ -148,6 +185,10 @@ async def _run(
         access_log=False,
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
+        ws_ping_interval=_WS_PING_S,
+        ws_ping_timeout=_WS_PING_S,
+        ws_max_size=_WS_BYTES,
+        ws_per_message_deflate=False,  # sound does not get smaller, and each connection would cost memory
         timeout_graceful_shutdown=int(_ABORT_S),
     )
     server = Server(config)

@@ -199,6 +199,18 @@ class AsyncEngine:
         await stream.aclose()
         return True
 
+    async def start_trace(self) -> None:
+        """Record what the workers do, with PyTorch's profiler. Raises RequestFailed if that runs already."""
+        assert self.fleet is not None
+        await self.fleet.trace(None)
+
+    async def stop_trace(self, folder: Path) -> list[Path]:
+        """End the recording; one file a worker in `folder`. Raises RequestFailed if none runs."""
+        assert self.fleet is not None
+        files = {name: folder / f"{name.replace(':', '-')}.json" for name in self.fleet.seats}
+        await self.fleet.trace({name: str(file) for name, file in files.items()})
+        return list(files.values())
+
     def status(self) -> EngineStatus:
         """How the engine is now; gauges are those of the workers' last heartbeats, at most a second old."""
         fleet = self.fleet

@@ -30,11 +30,13 @@ from hocket.engine.messages import (
     Status,
     Submit,
     Subscribe,
+    Trace,
+    Traced,
 )
 from hocket.engine.profile import Profile, StageProfile
 from hocket.engine.stream import Stream
 from hocket.engine.worker import WorkerPlan, error_of
-from hocket.errors import HocketError, StartupError, WorkerDied
+from hocket.errors import HocketError, RequestFailed, StartupError, WorkerDied
 
 log = logging.getLogger("hocket.engine")
 
@@ -42,6 +44,7 @@ START_TIMEOUT_S = 900.0
 RESTART_DELAY_S = 0.5  # times the number of restarts so far, up to 10 s
 HEARTBEAT_LIMIT_S = 5.0
 STALL_LIMIT_S = 30.0
+TRACE_TIMEOUT_S = 120.0
 
 
 @dataclass(slots=True)
@@ -73,6 +76,7 @@ class Fleet:
         self.seats = {plan.name: Seat(plan) for plan in plans}
         self.restarts = 0
         self._streams: dict[str, Stream] = {}  # by job
+        self._traced: dict[str, asyncio.Future[str]] = {}  # answers that are waited for, by worker
         self._placements: dict[str, dict[str, str]] = {}  # job -> stage -> address
         self._mailbox = open_mailbox(launcher.client_address())
         self._open = True
@@ -198,6 +202,10 @@ class Fleet:
                     stream.receive(m.chunk)
             elif isinstance(m, Failed):
                 self._failed(m)
+            elif isinstance(m, Traced):
+                answer = self._traced.pop(m.worker, None)
+                if answer is not None and not answer.done():
+                    answer.set_result(m.error)
             elif isinstance(m, (Ready, Status)):
                 seat = self.seats.get(m.worker)
                 if seat is not None:
@@ -207,6 +215,26 @@ class Fleet:
                         self._changed.set()
                     else:
                         seat.status = m
+
+    async def trace(self, files: Mapping[str, str] | None) -> None:
+        """Have every worker record what it does; with files, by worker, stop and write there.
+
+        Raises RequestFailed if one of them cannot.
+        """
+        waiting = []
+        for name, seat in self.seats.items():
+            if seat.launched is None or not seat.ready:
+                raise RequestFailed(f"worker {name} is not ready")
+            waiting.append(self._loop.create_future())
+            self._traced[name] = waiting[-1]
+            file = files[name] if files else ""
+            self._send(seat.launched.address, Trace(client=self._mailbox.address, file=file))
+        try:
+            errors = await asyncio.wait_for(asyncio.gather(*waiting), TRACE_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            raise RequestFailed(f"no trace within {TRACE_TIMEOUT_S:g} s") from None
+        if any(errors):
+            raise RequestFailed(next(filter(None, errors)), code="profile_failed")
 
     def _failed(self, m: Failed) -> None:
         if not m.job:

@@ -1,8 +1,8 @@
 """What the engine's processes say to each other. Typed structs; new fields get defaults.
 
-Client (API process or Python program) -> worker: Submit, Feed, Abort, Pause, Shutdown.
+Client (API process or Python program) -> worker: Submit, Feed, Abort, Pause, Trace, Shutdown.
 Worker -> worker: Deliver (a chunk for a stage placed elsewhere), Abort.
-Worker -> client: Deliver (to `CLIENT`), Failed, Ready, Status.
+Worker -> client: Deliver (to `CLIENT`), Failed, Ready, Status, Traced.
 """
 
 from __future__ import annotations
@@ -95,8 +95,22 @@ class Ready(msgspec.Struct, tag=True, kw_only=True):
     stages: list[str]
 
 
+class Trace(msgspec.Struct, tag=True, kw_only=True):
+    """Start recording what the worker does; with a `file`, stop and write it there. Answered by Traced."""
+
+    client: str
+    file: str = ""
+
+
+class Traced(msgspec.Struct, tag=True, kw_only=True):
+    worker: str
+    error: str = ""  # what went wrong
+
+
 class Shutdown(msgspec.Struct, tag=True, kw_only=True):
     pass
 
 
-Message = Submit | Feed | Abort | Pause | Deliver | Failed | Subscribe | Status | Ready | Shutdown
+Message = (
+    Submit | Feed | Abort | Pause | Deliver | Failed | Subscribe | Status | Ready | Trace | Traced | Shutdown
+)

@@ -36,8 +36,11 @@ from hocket.engine.messages import (
     Status,
     Submit,
     Subscribe,
+    Trace,
+    Traced,
 )
 from hocket.engine.profile import StageProfile
+from hocket.engine.trace import Tracer
 from hocket.errors import HocketError, RequestFailed, StartupError
 from hocket.models import load_family
 from hocket.runtime.autoregressive import AutoregressiveLimits, AutoregressiveRunner
@@ -159,6 +162,7 @@ class Worker:
         self._runners = build_runners(self._family, plan, self._route, Path(plan.folder))
         for runner in self._runners.values():
             runner.warm()
+        self._tracer = Tracer(torch.device(plan.device))
         self._jobs: dict[str, _Job] = {}
         self._orphans: dict[str, tuple[float, list[tuple[str, Chunk]]]] = {}
         self._clients: dict[str, float] = {}  # address -> last heard
@@ -203,8 +207,21 @@ class Worker:
                 self._mailbox.send(message.client, Ready(worker=self.plan.name, stages=list(self._runners)))
                 self._beat = 0.0
             self._clients[message.client] = time.monotonic()
+        elif isinstance(message, Trace):
+            self._trace(message)
         elif isinstance(message, Shutdown):
             self._done = True
+
+    def _trace(self, m: Trace) -> None:
+        error = ""
+        try:
+            self._tracer.stop(m.file) if m.file else self._tracer.start()
+        except HocketError as e:
+            error = e.message
+        except (OSError, RuntimeError) as e:  # no room for the file; another profiler in this process
+            log.exception("trace")
+            error = f"the profiler failed: {type(e).__name__}"
+        self._mailbox.send(m.client, Traced(worker=self.plan.name, error=error))
 
     def _submit(self, m: Submit) -> None:
         local = [s for s in m.job.route if m.placement[s] == self._mailbox.address]

@@ -9,13 +9,28 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 import hocket
-from hocket.errors import Unsupported
-from hocket.server import errors, health, models, openapi, page, speech, voices
+from hocket.server import (
+    admin,
+    batch,
+    chat,
+    errors,
+    health,
+    models,
+    openapi,
+    page,
+    realtime,
+    speech,
+    speech_socket,
+    tokens,
+    voices,
+)
 from hocket.server.edge import Gate, Identified
 from hocket.server.metrics import Metrics
+from hocket.server.references import References
 from hocket.server.requests import Requests
 from hocket.server.serving import Serving
 from hocket.server.settings import ServerSettings
+from hocket.server.voice_store import VoiceStore
 
 if TYPE_CHECKING:
     from hocket.engine.client import AsyncEngine
@@ -28,7 +43,15 @@ def create_app(engine: AsyncEngine, settings: ServerSettings) -> FastAPI:
     share is in `app.state.serving`; setting its `draining` makes the server refuse new work.
     """
     metrics = Metrics(settings.name, engine.status)
-    serving = Serving(engine, settings, metrics, Requests(settings.kept_results))
+    folder = settings.voices_dir
+    serving = Serving(
+        engine,
+        settings,
+        metrics,
+        Requests(settings.kept_results),
+        voices=None if folder is None else VoiceStore(folder, settings.max_voices),
+        references=References(settings),
+    )
     middleware = [Middleware(Identified)]
     if settings.cors_origins:
         middleware.append(
@@ -51,25 +74,9 @@ def create_app(engine: AsyncEngine, settings: ServerSettings) -> FastAPI:
     app.state.serving = serving
     errors.install(app)
     openapi.install(app, "Speech from text, streamed while it is made. Errors are in OpenAI's shape.")
-    for method, path in _LATER:  # before the routes that have a parameter where these have a word
-        app.add_api_route(path, _not_built, methods=[method], include_in_schema=False)
-    for resource in (speech, models, voices, health, page):
+    for resource in (
+        speech, batch, speech_socket, chat, realtime, models, tokens, voices, health, admin, page,
+    ):  # fmt: skip
         app.include_router(resource.router(serving))
     app.include_router(metrics.router())
     return app
-
-
-# TODO(issue 5): what the contract has beyond the routes above.
-_LATER = (
-    ("POST", "/v1/audio/speech/batch"),
-    ("POST", "/v1/audio/voices"),
-    ("GET", "/v1/audio/voices/{name}"),
-    ("DELETE", "/v1/audio/voices/{name}"),
-    ("POST", "/v1/chat/completions"),
-    ("POST", "/tokenize"),
-    ("POST", "/detokenize"),
-)
-
-
-async def _not_built() -> None:
-    raise Unsupported("this route is not built yet")

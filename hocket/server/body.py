@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 
 import anyio
 import msgspec
-from anyio import to_thread
 from msgspec import inspect
 from starlette.requests import Request
 
 from hocket.errors import InvalidRequest, clip
 from hocket.server.edge import body_too_large
 from hocket.server.errors import Refused
+from hocket.server.serving import Serving
 from hocket.server.settings import ServerSettings
 
 T = TypeVar("T")
@@ -26,15 +26,19 @@ T = TypeVar("T")
 _INLINE_BYTES = 256 << 10  # decoding more than this takes milliseconds: not on the event loop
 
 
-async def read_json(request: Request, kind: type[T], settings: ServerSettings) -> T:
+async def read_json(request: Request, kind: type[T], serving: Serving) -> T:
     """The body as `kind`, a msgspec Struct. Raises InvalidRequest naming the field, or Refused 408 or 413."""
-    body = await _read(request, settings)
+    return await decoded(await read_body(request, serving.settings), kind, serving)
+
+
+async def decoded(body: bytes | bytearray, kind: type[T], serving: Serving) -> T:
+    """As `decode`, and off the event loop where the body is large."""
     if len(body) <= _INLINE_BYTES:
         return decode(body, kind)
-    return await to_thread.run_sync(decode, body, kind)
+    return await serving.offload(decode, body, kind)
 
 
-async def _read(request: Request, settings: ServerSettings) -> bytearray:
+async def read_body(request: Request, settings: ServerSettings) -> bytearray:
     body = bytearray()
     try:
         with anyio.fail_after(settings.body_timeout_s):

@@ -22,13 +22,23 @@ log = logging.getLogger("hocket.server")
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _OPEN = frozenset({"/", "/live", "/ready", "/health"})
 _LISTINGS = frozenset({"/v1/models", "/v1/audio/models", "/v1/audio/voices"})
+KEY_PROTOCOL = "openai-insecure-api-key."
 _PAGE = "/playground/"
 _ADMIN = ("/metrics", "/admin/")
+_KINDS = (
+    ("/v1/audio/speech/batch", "speech-batch"),
+    ("/v1/audio/speech", "speech"),
+    ("/v1/chat/completions", "chatcmpl"),
+    ("/v1/realtime", "sess"),
+)
 
 
 def valid_request_id(text: str) -> bool:
     """Whether a client's id may be used as it is."""
     return _ID.fullmatch(text) is not None
+
+
+_STARTS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
 
 
 class Identified:
@@ -42,7 +52,7 @@ class Identified:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             return await self.app(scope, receive, send)
         path: str = scope["path"]
         if len(path) > 1 and path.endswith("/"):
@@ -50,14 +60,14 @@ class Identified:
             path = path.rstrip("/") or "/"
             scope = {**scope, "path": path, "raw_path": path.encode()}
         own = Headers(scope=scope).get("x-request-id", "")
-        kind = "speech" if path.startswith("/v1/audio/speech") else "request"
+        kind = next((kind for start, kind in _KINDS if path.startswith(start)), "request")
         state = scope.setdefault("state", {})
         state["request_id"] = own if valid_request_id(own) else f"{kind}-{uuid.uuid4().hex}"
         started = False
 
         async def send_with_id(message: Message) -> None:
             nonlocal started
-            if message["type"] == "http.response.start":
+            if message["type"] in _STARTS:
                 started = True
                 MutableHeaders(scope=message)["X-Request-Id"] = state["request_id"]
             await send(message)
@@ -66,7 +76,9 @@ class Identified:
             await self.app(scope, receive, send_with_id)
         except Exception as error:  # whatever it is: this is the last place that can still answer
             log.exception("%s failed", state["request_id"])
-            if not started:  # else the answer stays incomplete, and the server cuts the connection
+            if started and scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1011})
+            elif not started:  # else the answer stays incomplete, and the server cuts the connection
                 await error_response(error)(scope, receive, send_with_id)
 
 
@@ -78,7 +90,7 @@ class Gate:
         self.settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
+        if scope["type"] in ("http", "websocket"):
             refusal = self._refusal(scope)
             if refusal is not None:
                 return await error_response(refusal)(scope, receive, send)
@@ -117,5 +129,9 @@ def body_too_large(settings: ServerSettings) -> Refused:
 def _has_key(headers: Headers, keys: Iterable[str]) -> bool:
     scheme, _, token = headers.get("authorization", "").partition(" ")
     given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    for protocol in headers.get("sec-websocket-protocol", "").split(","):
+        # A page cannot set headers of a WebSocket; OpenAI's clients put the key here.
+        if not given and protocol.strip().startswith(KEY_PROTOCOL):
+            given = protocol.strip().removeprefix(KEY_PROTOCOL)
     # Every key is compared, in constant time, so that the time tells nothing about any of them.
     return max([hmac.compare_digest(given.encode(), key.encode()) for key in keys])

@@ -24,7 +24,7 @@ from hocket import errors
 log = logging.getLogger("hocket.server")
 
 _MESSAGE_CHARS = 1000
-_PARAM_CHARS = 100
+_PARAM_CHARS = 80
 
 
 class Refused(errors.HocketError):

@@ -31,7 +31,8 @@ def router(serving: Serving) -> APIRouter:
     async def ready() -> Response:
         """200 when requests are accepted: all stages are loaded and nothing shuts down."""
         status = serving.engine.status()
-        word = "draining" if serving.draining else "ready" if status.ready else "loading"
+        word = "draining" if serving.draining else "asleep" if serving.asleep else "loading"
+        word = "ready" if word == "loading" and status.ready else word
         stages = {name: {"replicas": len(replicas)} for name, replicas in status.stages.items()}
         report = {"status": word, "stages": stages}
         if word == "ready":

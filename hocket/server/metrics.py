@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
@@ -36,6 +36,9 @@ class Metrics:
     def __init__(self, model: str, status: Callable[[], EngineStatus]) -> None:
         self.registry = CollectorRegistry()
         self._model = model
+        self.sockets = Gauge(
+            "hocket_ws_connections", "Open WebSockets.", ("model",), registry=self.registry
+        ).labels(model)
         self._requests = Counter(
             "hocket_requests",
             "Requests by how they ended.",

@@ -23,6 +23,7 @@ class Ticket:
 
     endpoint: str
     id: str = ""  # what the client sees
+    group: str = ""  # the id of the batch or connection it belongs to
     job: str = ""  # what the engine sees
     began: float = field(default_factory=time.monotonic)  # when its body was parsed
     outcome: Outcome = "error"  # until it is known better
@@ -70,8 +71,8 @@ class Requests:
             del self.running[ticket.job]
 
     def jobs(self, request_id: str) -> list[str]:
-        """The engine's ids of what runs under a client's id."""
-        return [ticket.job for ticket in self.running.values() if ticket.id == request_id]
+        """The engine's ids of what runs under a client's id, or in its batch or connection."""
+        return [t.job for t in self.running.values() if request_id in (t.id, t.group)]
 
     def finish(self, ticket: Ticket, finish_reason: str, usage: dict[str, Any]) -> None:
         """Keep the outcome for GET /v1/audio/speech/{id}."""

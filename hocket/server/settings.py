@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from hocket.audio.encode import Format
@@ -16,7 +17,7 @@ class ServerSettings:
     model: str  # the path or hub id that is served; its last component is an accepted name
     served_names: tuple[str, ...] = ()  # the first is the one shown; none: the last component of `model`
     api_keys: tuple[str, ...] = ()  # none: open to everybody
-    admin_keys: tuple[str, ...] = ()  # for /metrics; none: `api_keys`
+    admin_keys: tuple[str, ...] = ()  # for /metrics and /admin/; none: `api_keys`
     public_listings: bool = False  # models and voices may be listed without a key
     cors_origins: tuple[str, ...] = ()
 
@@ -25,6 +26,17 @@ class ServerSettings:
     voice_aliases: Mapping[str, str] = field(default_factory=dict)
     empty_input: Literal["error", "silence"] = "error"
 
+    voices_dir: Path | None = None  # of uploaded voices; None: none are kept
+    max_voices: int = 1000
+    consent_required: bool = True  # an uploaded voice comes with a consent
+    allow_media_url: bool = False  # references may be http(s) URLs of public addresses
+    allow_media_hosts: tuple[str, ...] = ()  # ... and of these hosts, whatever their address
+    media_dir: Path | None = None  # references may be files below it
+
+    max_batch_items: int = 32
+    max_ws: int = 1024  # open WebSockets
+    ws_idle_s: float = 30.0  # a WebSocket without a message and without sound under way is closed
+    ws_config_s: float = 10.0  # for the first message of a WebSocket
     max_body_mib: int = 64
     max_input_chars: int = 100_000
     max_instructions_chars: int = 500

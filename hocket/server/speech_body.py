@@ -11,12 +11,13 @@ from typing import Annotated, Any, Literal
 from anyio import to_thread
 from msgspec import Meta, Struct
 
-from hocket.audio.decode import check_reference, decode, parse_data_url
 from hocket.audio.encode import Format, output_rate
 from hocket.core import ModelInfo, Reference, Sampling, SpeechRequest
-from hocket.errors import Forbidden, InvalidRequest
-from hocket.server.names import check_model, find_voice
+from hocket.errors import InvalidRequest, clip
+from hocket.server.names import check_model, find_voice, is_speaker
+from hocket.server.serving import Serving
 from hocket.server.settings import ServerSettings
+from hocket.server.voice_store import StoredVoice
 
 Rate = Literal[8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000]
 Mode = Literal["buffered", "raw", "events"]
@@ -29,17 +30,16 @@ class VoiceRef(Struct):
 
 
 class ReferencePart(Struct):
-    """One recording. `audio` and `audio_path` both take a data URL."""
+    """One recording. `audio` takes a locator as `ref_audio` does; `audio_path` a path as well."""
 
     audio_path: str | None = None
     audio: str | None = None
     text: str | None = None
 
 
-class SpeechBody(Struct):
-    """POST /v1/audio/speech. Fields that are null or left out take the model's or the server's default."""
+class SpeechOptions(Struct, kw_only=True):
+    """How to speak. Fields that are null or left out take the model's or the server's default."""
 
-    input: Annotated[str, Meta(description="The text to speak.")]
     model: Annotated[str | None, Meta(description="A name of the model served.")] = None
     voice: Annotated[str | VoiceRef | None, Meta(description="A name of GET /v1/audio/voices.")] = None
     speaker: Annotated[str | VoiceRef | None, Meta(description="The same as `voice`.")] = None
@@ -53,7 +53,8 @@ class SpeechBody(Struct):
     task_type: Annotated[str | None, Meta(description="CustomVoice, VoiceDesign or Base.")] = None
     language: Annotated[str | None, Meta(description="Name or code; Auto by default.")] = None
     ref_audio: Annotated[
-        str | list[str] | None, Meta(description="The voice to imitate: data:audio/…;base64,…")
+        str | list[str] | None,
+        Meta(description="The voice to imitate: data:audio/…;base64,…, or http(s): or file: if allowed."),
     ] = None
     ref_text: Annotated[str | None, Meta(description="What is said in `ref_audio`.")] = None
     references: list[ReferencePart] | None = None
@@ -74,6 +75,12 @@ class SpeechBody(Struct):
     stop_at_silence_ms: Annotated[int, Meta(ge=1, le=60_000)] | None = None
 
 
+class SpeechBody(SpeechOptions, kw_only=True):
+    """POST /v1/audio/speech: a text, and how to speak it."""
+
+    input: Annotated[str, Meta(description="The text to speak.")]
+
+
 @dataclass(slots=True)
 class Plan:
     """What to ask of the engine, and how to send what it gives."""
@@ -89,18 +96,19 @@ class Plan:
     retries_runaway: bool  # try another seed, once, if the model does not end by itself
 
 
-async def plan(body: SpeechBody, accept: str, info: ModelInfo, settings: ServerSettings) -> Plan:
+async def plan(body: SpeechBody, accept: str, info: ModelInfo, serving: Serving) -> Plan:
     """The plan for `body`, given the client's Accept header. Raises InvalidRequest naming the field."""
+    settings = serving.settings
     check_model(body.model, settings)
     request = SpeechRequest(text=body.input)
-    silence = _check_input(body.input, settings)
+    silence = check_input(body.input, settings)
     ignored = []
     if body.instructions and len(body.instructions) > settings.max_instructions_chars:
         limit = settings.max_instructions_chars
         problem = f"has {len(body.instructions)} characters; at most {limit} are accepted"
         raise _invalid("instructions", problem, "too_long")
-    _check_text("instructions", body.instructions)
-    _check_text("ref_text", body.ref_text)
+    for name in ("instructions", "ref_text", "language", "task_type", "model"):
+        _check_text(name, getattr(body, name))
     if body.instructions and info.instructions:
         request.instructions = body.instructions
     elif body.instructions:
@@ -112,10 +120,8 @@ async def plan(body: SpeechBody, accept: str, info: ModelInfo, settings: ServerS
     if body.word_timestamps:
         raise _invalid("word_timestamps", "needs an aligner, which this server does not have; leave it out")
 
-    request.voice = find_voice(_voice_name(body), info, settings.voice_aliases)
     request.task = body.task_type
-    request.reference = await _reference(body)
-    request.speaker_embedding = body.speaker_embedding
+    await _choose_voice(request, body, info, serving)
     request.sampling = Sampling(
         temperature=body.temperature,
         top_k=None if body.top_k is None else max(0, body.top_k),
@@ -164,7 +170,7 @@ def _mode(body: SpeechBody, file_format: Format, accept: str) -> Mode:
     return "buffered" if file_format in ("wav", "flac") else "raw"
 
 
-def _check_input(text: str, settings: ServerSettings) -> bool:
+def check_input(text: str, settings: ServerSettings) -> bool:
     """Whether there is nothing to say and the owner wants silence for that."""
     if len(text) > settings.max_input_chars:
         problem = f"has {len(text)} characters; at most {settings.max_input_chars} are accepted"
@@ -189,19 +195,65 @@ def _voice_name(body: SpeechBody) -> str | None:
     return voice or speaker
 
 
-# --- reference audio ---------------------------------------------------------------------------
+# --- voices ------------------------------------------------------------------------------------
 
 
-async def _reference(body: SpeechBody) -> Reference | None:
+async def _choose_voice(request: SpeechRequest, body: SpeechBody, info: ModelInfo, serving: Serving) -> None:
+    """Set the request's voice: a speaker of the model, a stored recording, or one that came along."""
+    name = _voice_name(body)
+    _check_text("voice", name)
     locator, text, param = _locator(body)
-    if locator is None:
-        if text:
-            raise _invalid("ref_text", "is given without 'ref_audio'; give both or neither")
-        if body.x_vector_only_mode and body.speaker_embedding is None:
-            raise _invalid("x_vector_only_mode", "needs a voice: give 'ref_audio' or 'speaker_embedding'")
-        return None
-    only = bool(body.x_vector_only_mode)
-    return await to_thread.run_sync(_load, locator, text, only, param)
+    voice = await lookup(name, info, serving)
+    if isinstance(voice, StoredVoice):
+        if locator is not None or body.speaker_embedding is not None:
+            other = param if locator is not None else "speaker_embedding"
+            raise _invalid("voice", f"names an uploaded voice, and '{other}' gives another; give one of them")
+        _use_stored(request, voice, text, body, info)
+        return
+    request.voice = voice
+    request.speaker_embedding = body.speaker_embedding
+    if locator is not None:
+        request.reference = await serving.references.load(
+            locator,
+            param=param,
+            offload=serving.offload,
+            text=text,
+            speaker_only=bool(body.x_vector_only_mode),
+            paths=param.endswith("audio_path"),
+        )
+    elif text:
+        raise _invalid("ref_text", "is given without 'ref_audio'; give both or neither")
+    elif body.x_vector_only_mode and body.speaker_embedding is None:
+        raise _invalid("x_vector_only_mode", "needs a voice: give 'ref_audio' or 'speaker_embedding'")
+
+
+async def lookup(name: str | None, info: ModelInfo, serving: Serving) -> StoredVoice | str | None:
+    """What `name` stands for: a stored voice, the id of a speaker, or None for the model's default."""
+    aliases = serving.settings.voice_aliases
+    if serving.voices is None or is_speaker(name, info):
+        return find_voice(name, info, aliases)
+    return await to_thread.run_sync(find_voice, name, info, aliases, serving.voices)
+
+
+def _use_stored(
+    request: SpeechRequest, voice: StoredVoice, text: str | None, body: SpeechBody, info: ModelInfo
+) -> None:
+    record = voice.record
+    if not info.clones:
+        known = ", ".join(speaker.id for speaker in info.voices[:20]) or "none"
+        message = (
+            f"voice '{clip(record.name)}' is a recording, and this model does not clone: it has the voices "
+            f"{known}; a model with task Base can speak with it"
+        )
+        raise InvalidRequest(message, param="voice", code="unsupported_task")
+    if record.embedding_source == "direct":
+        request.speaker_embedding = voice.data.tolist()
+        return
+    said = text or record.ref_text
+    only = body.x_vector_only_mode if body.x_vector_only_mode is not None else not said
+    request.reference = Reference(samples=voice.data, rate_hz=record.rate_hz, text=said, speaker_only=only)
+    if request.language is None and (record.language or "").casefold() in map(str.casefold, info.languages):
+        request.language = record.language
 
 
 def _locator(body: SpeechBody) -> tuple[str | None, str | None, str]:
@@ -215,25 +267,13 @@ def _locator(body: SpeechBody) -> tuple[str | None, str | None, str]:
         name = "audio" if part.audio else "audio_path"
         other, other_text = part.audio or part.audio_path, part.text
         if not other:
-            raise _invalid("references.0.audio", "is required: a data:audio/…;base64,… URL", "missing_field")
+            raise _invalid("references.0.audio", "is required: a locator of a recording", "missing_field")
         if (audio and audio != other) or (text and text != other_text):
             raise _invalid("references", "is not the same as 'ref_audio' and 'ref_text'; give one form")
         audio, text, param, count = other, other_text, f"references.0.{name}", len(body.references)
     if count > 1:
         raise _invalid(param.partition(".")[0], f"holds {count} recordings; this model takes one")
     return audio or None, text or None, param
-
-
-def _load(locator: str, text: str | None, speaker_only: bool, param: str) -> Reference:
-    # TODO(issue 5): http(s) behind --allow-media-url, paths inside --media-dir.
-    scheme = locator[:8].lower()
-    path = param.endswith("audio_path") and not scheme.startswith("data:")
-    if path or scheme.startswith(("http://", "https://", "file:/")):
-        message = f"'{param}' names a place that this server may not read; send a data:audio/…;base64,… URL"
-        raise Forbidden(message, param=param)
-    samples, rate = decode(parse_data_url(locator, param=param), param=param)
-    check_reference(samples, rate, param=param)
-    return Reference(samples=samples, rate_hz=rate, text=text, speaker_only=speaker_only)
 
 
 def _invalid(param: str, problem: str, code: str | None = None) -> InvalidRequest:

@@ -22,7 +22,7 @@ from starlette.testclient import TestClient
 
 from hocket.core import ModelInfo, SpeechRequest, Voice
 from hocket.engine.messages import StageStatus
-from hocket.errors import Cancelled, InvalidRequest
+from hocket.errors import Cancelled, InvalidRequest, Overloaded, clip
 from hocket.server.app import create_app
 from hocket.server.settings import ServerSettings
 
@@ -44,7 +44,7 @@ INFO = ModelInfo(
     max_frames=4096,
     clones=True,
     instructions=True,
-    streams_text=False,
+    streams_text=True,
 )
 
 
@@ -83,6 +83,16 @@ def sine(frames: int, frequency: float = 220.0) -> np.ndarray:
     return (0.4 * np.sin(2 * np.pi * frequency * t)).astype(np.float32)
 
 
+class FakeFrontEnd:
+    """A token is a character."""
+
+    def tokenize(self, text: str) -> list[int]:
+        return [ord(c) for c in text]
+
+    def detokenize(self, ids: list[int]) -> str:
+        return "".join(chr(i) for i in ids if i < 0x110000)
+
+
 class FakeStream:
     def __init__(self, engine: FakeEngine, request: SpeechRequest) -> None:
         self.engine = engine
@@ -93,6 +103,9 @@ class FakeStream:
         self.usage = Usage(text_tokens=len(request.text), audio_tokens=0)
         self.made = 0
         self.aborted = False
+        self.over = False
+        self.texts: list[str] = [request.text]
+        self.text_open = False
         self.wake = asyncio.Event()
         self.samples = engine.samples if engine.samples is not None else sine(engine.frames)
 
@@ -104,6 +117,9 @@ class FakeStream:
         while self.made == engine.hold_at and not self.aborted:
             engine.held.set()
             self.wake.clear()
+            await self.wake.wait()
+        while self.text_open and self.made >= sum(len(text.split()) for text in self.texts):
+            self.wake.clear()  # a frame for each word
             await self.wake.wait()
         if self.aborted:
             raise Cancelled("the request was cancelled")
@@ -120,7 +136,16 @@ class FakeStream:
             self.finish_reason = engine.finish_reasons.pop(0) if engine.finish_reasons else "stop"
         return Audio(self.samples[start : start + HOP], self.made - 1, last, self.finish_reason or "")
 
+    async def add_text(self, text: str) -> None:
+        self.texts.append(text)
+        self.wake.set()
+
+    async def close_text(self) -> None:
+        self.text_open = False
+        self.wake.set()
+
     async def aclose(self) -> None:
+        self.over = True
         self.engine.open.pop(self.id, None)
         if not self.engine.open:
             self.engine.idle.set()
@@ -131,6 +156,7 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.info = INFO
+        self.front_end = FakeFrontEnd()
         self.state = Status()
         self.frames = 10
         self.samples: np.ndarray | None = None  # instead of the sine
@@ -150,12 +176,16 @@ class FakeEngine:
         self.state.running = len(self.open)
         return self.state
 
+    def check_room(self) -> None:
+        if isinstance(self.refusal, Overloaded):
+            raise self.refusal
+
     async def submit(self, request: SpeechRequest) -> FakeStream:
         self.loop = asyncio.get_running_loop()
         if self.refusal is not None:
             raise self.refusal
         if request.extra:
-            name = next(iter(request.extra))
+            name = clip(next(iter(request.extra)))
             raise InvalidRequest(f"extra_params.{name} is not known", param=f"extra_params.{name}")
         assert request.request_id not in self.open
         self.requests.append(request)
@@ -163,6 +193,19 @@ class FakeEngine:
         stream = FakeStream(self, request)
         self.open[request.request_id] = stream
         return stream
+
+    async def submit_live(self, request: SpeechRequest) -> FakeStream:
+        if " " not in request.text.strip(" ") + request.text[-1:]:
+            raise InvalidRequest("not a whole word", param="input", code="empty_input")
+        stream = await self.submit(request)
+        stream.text_open = True
+        return stream
+
+    async def close(self) -> None:
+        self.state.ready = False
+
+    async def start(self) -> None:
+        self.state.ready = True
 
     async def abort(self, request_id: str) -> bool:
         stream = self.open.get(request_id)
@@ -216,6 +259,7 @@ class Listener:
     def __init__(self) -> None:
         self.app: FastAPI | None = None
         self._socket = socket.create_server(("127.0.0.1", 0))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as `hocket serve` does
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         config = uvicorn.Config(self._answer, log_level="critical", lifespan="off", interface="asgi3")
         self._server = uvicorn.Server(config)

@@ -145,8 +145,12 @@ def test_bad_body_is_refused_by_name(client: TestClient, body: Any, param: str |
 ROUTES: dict[str, tuple[str, str, int, str, str | None, str | None]] = {
     "unknown route": ("GET", "/v1/nothing", 404, "not_found_error", "route_not_found", None),
     "later route": (
-        "POST", "/v1/audio/speech/batch", 501, "not_implemented_error", "not_implemented", None,
+        "POST", "/admin/weights", 501, "not_implemented_error", "not_implemented", None,
     ),
+    "voices without a folder": (
+        "POST", "/v1/audio/voices", 501, "not_implemented_error", "voices_disabled", None,
+    ),
+    "unknown voice": ("GET", "/v1/audio/voices/eve", 404, "not_found_error", "voice_not_found", "name"),
     "method": ("DELETE", SPEECH, 405, "invalid_request_error", "method_not_allowed", None),
     "unknown model": ("GET", "/v1/models/other", 404, "not_found_error", "model_not_found", "model"),
     "unknown outcome": (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import json
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +17,7 @@ import numpy as np
 import openai
 import psutil
 import pytest
+from websockets.sync.client import connect
 
 from hocket.audio.decode import decode
 from hocket.engine.client import AsyncEngine
@@ -30,11 +33,13 @@ WAIT_S = 60
 
 
 @contextmanager
-def served(listener: Any, folder: Path, **options: Any) -> Iterator[httpx2.Client]:
+def served(
+    listener: Any, folder: Path, settings: dict[str, Any] | None = None, **options: Any
+) -> Iterator[httpx2.Client]:
     """A client of a server with an engine of its own."""
     engine = AsyncEngine(folder, overrides={"threads": "1"}, **options)
     listener.run(engine.start())
-    listener.app = create_app(engine, ServerSettings(model="tiny"))
+    listener.app = create_app(engine, ServerSettings(model="tiny", **(settings or {})))
     with httpx2.Client(base_url=listener.url, timeout=WAIT_S) as http:
         http.engine = engine
         yield http
@@ -141,6 +146,139 @@ def settle(done: Callable[[], bool]) -> None:
             return
         ticks.wait(0.05)
     raise AssertionError("it did not come to rest")
+
+
+def test_sleep_frees_the_workers_and_wake_brings_them_back(http: httpx2.Client) -> None:
+    assert http.post("/admin/sleep").json() == {"status": "asleep", "level": 1}
+    assert http.engine.fleet is None
+    assert (http.get("/ready").status_code, http.get("/ready").json()["status"]) == (503, "asleep")
+    assert http.post(SPEECH, json=WANTED).json()["error"]["code"] == "asleep"
+    assert http.post("/admin/wake").json() == {"status": "ready"}
+    assert http.post(SPEECH, json=WANTED).status_code == 200
+
+
+def test_profile_is_written(http: httpx2.Client) -> None:
+    assert http.post("/admin/profile/stop").json()["error"]["code"] == "profile_not_running"
+    assert http.post("/admin/profile/start").json() == {"status": "recording"}
+    assert http.post("/admin/profile/start").json()["error"]["code"] == "profile_running"
+    assert http.post(SPEECH, json=WANTED).status_code == 200
+    written = http.post("/admin/profile/stop").json()
+    try:
+        (file,) = written["files"]
+        names = {event.get("name") for event in json.loads(Path(file).read_bytes())["traceEvents"]}
+        assert any(name and name.startswith("aten::") for name in names)
+    finally:
+        shutil.rmtree(written["path"])
+    assert http.post(SPEECH, json=WANTED).status_code == 200
+
+
+def test_tokens_there_and_back(http: httpx2.Client) -> None:
+    text = "Good morning, 你好!"
+    got = http.post("/tokenize", json={"prompt": text}).json()
+    assert got["count"] == len(got["tokens"]) > 1
+    assert http.post("/detokenize", json={"tokens": got["tokens"]}).json() == {"prompt": text}
+    assert http.post("/detokenize", json={"tokens": [2_000_000_000]}).status_code == 200
+
+
+def test_batch_chat_and_socket(http: httpx2.Client) -> None:
+    short = {"max_new_tokens": FRAMES + 1, "seed": 1}
+    batch = http.post(
+        f"{SPEECH}/batch", json={"items": [{"input": f"Number {n}."} for n in range(9)], **short}
+    )
+    assert batch.json()["succeeded"] == 9, batch.text
+    chat = {"messages": [{"role": "user", "content": "Hello."}], "audio": {"format": "pcm16"}, **short}
+    data = http.post("/v1/chat/completions", json=chat).json()["choices"][0]["message"]["audio"]["data"]
+    assert len(base64.b64decode(data)) == 2 * 1920 * FRAMES
+    settle(lambda: slots(http) == 0)
+
+
+# --- text that is being written ----------------------------------------------------------------
+
+
+def spoken(http: httpx2.Client, pieces: list[str], **config: Any) -> bytes:
+    """The PCM of one utterance over the WebSocket."""
+    url = str(http.base_url).replace("http", "ws").rstrip("/")
+    with connect(f"{url}{SPEECH}/stream") as socket:
+        fields = {"stream_audio": True, "temperature": 0, "max_new_tokens": 40, "non_streaming_mode": False}
+        socket.send(json.dumps({"type": "session.config", **fields, **config}))
+        for piece in pieces:
+            socket.send(json.dumps({"type": "input.text", "text": piece}))
+        socket.send('{"type":"input.done"}')
+        data = b""
+        while True:
+            message = socket.recv(WAIT_S)
+            if isinstance(message, bytes):
+                data += message
+            elif json.loads(message)["type"] == "session.done":
+                return data
+            else:
+                assert json.loads(message)["type"] != "error", message
+
+
+def test_live_text_sounds_as_text_at_once(http: httpx2.Client) -> None:
+    words = ["Each ", "voice ", "fills ", "the ", "rests ", "of ", "the ", "others."]
+    whole = spoken(http, ["".join(words)])
+    live = spoken(http, words, split_granularity="live")
+    letters = spoken(http, list("".join(words)), split_granularity="live")
+    assert len(whole) == 2 * 1920 * 39
+    for data in (live, letters):
+        # The codec's chunks follow the clock, and so does the last bit of a sum.
+        sound, expected = (np.frombuffer(each, "<i2").astype(int) for each in (data, whole))
+        np.testing.assert_allclose(sound, expected, rtol=0, atol=1)
+
+
+@pytest.mark.parametrize("granularity", ["none", "sentence", "live"])
+def test_cancel_frees_everything(http: httpx2.Client, granularity: str) -> None:
+    url = str(http.base_url).replace("http", "ws").rstrip("/")
+    with connect(f"{url}{SPEECH}/stream") as socket:
+        config = {"split_granularity": granularity, "stream_audio": True, "max_new_tokens": 3000}
+        socket.send(json.dumps({"type": "session.config", **config}))
+        socket.send('{"type":"input.text","text":"Good morning to you. And to you. And you. "}')
+        if granularity == "none":
+            socket.send('{"type":"input.done"}')
+        while not isinstance(socket.recv(WAIT_S), bytes):
+            pass
+        socket.send('{"type":"input.cancel"}')
+        while True:
+            message = socket.recv(WAIT_S)
+            if not isinstance(message, bytes) and json.loads(message)["type"] == "session.done":
+                break
+        settle(lambda: http.engine.status().running == 0 and slots(http) == 0)
+
+
+# --- voices ------------------------------------------------------------------------------------
+
+
+def test_uploaded_voice_is_the_voice_that_was_sent_and_is_encoded_once(
+    listener: Any, checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    clip = (DATA / "weasels.wav").read_bytes()
+    said = "Weasels have eaten our phone system."
+    with served(listener, checkpoint(variant="base"), {"voices_dir": tmp_path}, processes=False) as http:
+        files = {"audio_sample": ("weasels.wav", clip)}
+        form = {"name": "weasel", "consent": "c-1", "ref_text": said}
+        assert http.post("/v1/audio/voices", data=form, files=files).status_code == 200
+        body = {**WANTED, "response_format": "pcm"}
+        stored = [http.post(SPEECH, json={**body, "voice": "weasel"}).content for _ in range(2)]
+        url = "data:audio/wav;base64," + base64.b64encode(clip).decode()
+        sent = http.post(SPEECH, json={**body, "ref_audio": url, "ref_text": said}).content
+        assert len(sent) == 2 * 1920 * FRAMES
+        for data in stored:
+            sound, expected = (np.frombuffer(each, "<i2").astype(int) for each in (data, sent))
+            np.testing.assert_allclose(sound, expected, rtol=0, atol=1)
+
+        def hits() -> int:
+            return sum(s.cache_hits for s in http.engine.status().stages.get("reference", []))
+
+        settle(lambda: hits() == 2)
+        width = http.engine.front_end.config.talker_config.hidden_size
+        form = {"name": "vector", "consent": "c-1", "speaker_embedding": json.dumps([0.01] * width)}
+        assert http.post("/v1/audio/voices", data=form, files={"x": b""}).status_code == 200
+        assert http.post(SPEECH, json={**body, "voice": "vector"}).status_code == 200
+        form |= {"name": "short", "speaker_embedding": "[1, 2]"}
+        assert http.post("/v1/audio/voices", data=form, files={"x": b""}).status_code == 200
+        wrong = http.post(SPEECH, json={**body, "voice": "short"})
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "speaker_embedding")
 
 
 def test_cloned_voice(listener: Any, checkpoint: Callable[..., Path]) -> None:
