@@ -64,7 +64,7 @@ class Cutter:
     A unit is given as soon as nothing that may follow can change where it ends. Where the text is cut into
     pieces changes nothing, but that what belongs to a mark of the kind that closes at once, such as a
     quotation mark after `。`, goes to the next unit if it comes later. What holds neither letter nor digit
-    is no unit: it stays with a neighbour.
+    is no unit: it goes with the next one, and at the end, where nothing is left to be said, with none.
     """
 
     def __init__(self, *, clauses: bool = False) -> None:
@@ -96,16 +96,14 @@ class Cutter:
             if any(c.isalnum() for c in piece):
                 out.append(held + piece)
                 held = ""
-            elif out:
-                out[-1] += piece
-            else:
+            else:  # not to the unit before, which may be under way already
                 held += piece
         self._text = held + rest
         return out
 
 
 _LONGEST = 2000  # characters without a mark; more are cut anyway
-_OPEN_CLAUSE = re.compile(r"(?:[,;:](?=\s)|[，、；：،؛—])[" + re.escape(_CLOSERS) + r"]*\s*")
+_OPEN_CLAUSE = re.compile(r"(?:[,;:]{0}(?=\s)|[，、；：،؛—]{0})\s*".format(f"[{re.escape(_CLOSERS)}]*"))
 
 
 def _clauses(sentence: str) -> list[str]:

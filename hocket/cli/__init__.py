@@ -13,6 +13,7 @@ import typer
 import hocket
 from hocket.cli.bench import bench
 from hocket.cli.doctor import doctor
+from hocket.cli.eval import eval_
 from hocket.cli.say import say
 from hocket.cli.serve import serve
 from hocket.cli.voices import voices
@@ -28,6 +29,7 @@ app.command()(say)
 app.command()(serve)
 app.command()(voices)
 app.command()(bench)
+app.command(name="eval")(eval_)
 app.command()(doctor)
 
 
