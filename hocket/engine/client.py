@@ -10,14 +10,14 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from hocket.core import ChunkKind, FrontEnd, Job, ModelInfo, SpeechRequest, StageKind, TextFeed
-from hocket.engine.fleet import Fleet, plan_workers
+from hocket.engine.fleet import Fleet, Transfers, plan_workers
 from hocket.engine.hub import resolve_model
 from hocket.engine.launcher import ProcessLauncher, ThreadLauncher
 from hocket.engine.messages import StageStatus
@@ -42,6 +42,7 @@ class EngineStatus:
     waiting: int
     restarts: int
     overhead_seconds: float  # CPU time of the workers' loops outside the programs
+    transfers: dict[str, Transfers] = field(default_factory=dict)  # of chunks, by the stage they come from
 
 
 class AsyncEngine:
@@ -227,6 +228,7 @@ class AsyncEngine:
             waiting=max(0, len(self._requests) - self._capacity),
             restarts=fleet.restarts if fleet is not None else 0,
             overhead_seconds=sum(s.status.overhead_seconds for s in seats.values() if s.status),
+            transfers=dict(fleet.transfers) if fleet is not None else {},
         )
 
 

@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,6 +60,18 @@ class Seat:
     jobs: set[str] = field(default_factory=set)
 
 
+@dataclass(slots=True)
+class Transfers:
+    """Chunks on their way from a worker to here; both read one machine's clock."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.seconds += seconds
+
+
 class Fleet:
     """Implements `hocket.engine.stream.Desk`. Everything but `_pump` runs on the event loop.
 
@@ -75,6 +88,7 @@ class Fleet:
         self._launcher, self._kinds, self._finished = launcher, kinds, finished
         self.seats = {plan.name: Seat(plan) for plan in plans}
         self.restarts = 0
+        self.transfers: defaultdict[str, Transfers] = defaultdict(Transfers)  # by the stage they come from
         self._streams: dict[str, Stream] = {}  # by job
         self._traced: dict[str, asyncio.Future[str]] = {}  # answers that are waited for, by worker
         self._placements: dict[str, dict[str, str]] = {}  # job -> stage -> address
@@ -197,6 +211,7 @@ class Fleet:
     def _take(self, messages: list[Message]) -> None:
         for m in messages:
             if isinstance(m, Deliver):
+                self.transfers[m.chunk.source].add(time.monotonic() - m.sent)
                 stream = self._streams.get(m.chunk.job)
                 if stream is not None:
                     stream.receive(m.chunk)

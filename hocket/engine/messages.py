@@ -40,10 +40,11 @@ class Pause(msgspec.Struct, tag=True, kw_only=True):
 
 
 class Deliver(msgspec.Struct, tag=True, kw_only=True):
-    """`chunk` for stage `stage` of its job."""
+    """`chunk` for stage `stage` of its job. `sent` is the sender's monotonic clock, in seconds."""
 
     stage: str
     chunk: Chunk
+    sent: float = 0.0
 
 
 class Failed(msgspec.Struct, tag=True, kw_only=True):
@@ -78,6 +79,9 @@ class StageStatus(msgspec.Struct, kw_only=True):
     preemptions: int = 0
     prefix_hits: int = 0
     cache_hits: int = 0
+    graph_steps: int = 0
+    queued: int = 0
+    queue_seconds: float = 0.0
     idle_for_s: float = 0.0  # since the last step, while there was work
 
 

@@ -264,17 +264,19 @@ class Worker:
             if stage == CLIENT or (stage in record.job.route):
                 self._send(record, stage, chunk)
         if chunk.source in record.job.taps:
-            self._mailbox.send(record.reply_to, Deliver(stage=CLIENT, chunk=chunk))
+            self._mailbox.send(record.reply_to, Deliver(stage=CLIENT, chunk=chunk, sent=time.monotonic()))
         if not record.running:
             self._jobs.pop(chunk.job, None)
 
     def _send(self, record: _Job, stage: str, chunk: Chunk) -> None:
         if stage == CLIENT:
-            self._mailbox.send(record.reply_to, Deliver(stage=CLIENT, chunk=chunk))
+            self._mailbox.send(record.reply_to, Deliver(stage=CLIENT, chunk=chunk, sent=time.monotonic()))
         elif record.placement[stage] == self._mailbox.address:
             self._arrive(stage, chunk)
         else:
-            self._mailbox.send(record.placement[stage], Deliver(stage=stage, chunk=chunk))
+            self._mailbox.send(
+                record.placement[stage], Deliver(stage=stage, chunk=chunk, sent=time.monotonic())
+            )
 
     def _arrive(self, stage: str, chunk: Chunk) -> None:
         record = self._jobs.get(chunk.job)
@@ -404,6 +406,9 @@ class Worker:
                     preemptions=s.preemptions,
                     prefix_hits=s.prefix_hits,
                     cache_hits=s.cache_hits,
+                    graph_steps=s.graph_steps,
+                    queued=s.queued,
+                    queue_seconds=s.queue_seconds,
                     idle_for_s=s.idle_for(now),
                 )
             )

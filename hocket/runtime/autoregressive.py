@@ -14,6 +14,7 @@ codebook, token), it goes on exactly as it would have.
 from __future__ import annotations
 
 import heapq
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -60,6 +61,7 @@ class _Task:
     slot: int = 0
     blocks: list[int] = field(default_factory=list)
     published: int = 0  # blocks whose hash is public
+    arrived: float | None = field(default_factory=time.monotonic)  # None: it has had a place
     clock: PlaybackClock = field(default_factory=PlaybackClock)
     paused: bool = False
     chunks: int = 0
@@ -220,6 +222,10 @@ class AutoregressiveRunner:
             if not self._place(task) and not (self._make_way(task, now, slot=False) and self._place(task)):
                 return
             heapq.heappop(self._waiting)
+            if task.arrived is not None:
+                self.stats.queued += 1
+                self.stats.queue_seconds += max(0.0, now - task.arrived)
+                task.arrived = None
 
     def _place(self, task: _Task) -> bool:
         """Give the task a slot, the blocks of its rows and its row of state, or nothing at all."""
@@ -363,6 +369,7 @@ class AutoregressiveRunner:
             t.launched += 1
         with self.stats.timed(rows=len(ready)):
             out = self._run_step(self._state.tensors, self._batch_slots(ready), context, variant)
+            self.stats.graph_steps += self._graphs is not None
             self._ring.push(owners, [out.chunk, out.emit, out.stop])
         return True
 

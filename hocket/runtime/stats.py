@@ -24,6 +24,9 @@ class StageStats:
     preemptions: int = 0
     prefix_hits: int = 0  # blocks
     cache_hits: int = 0
+    graph_steps: int = 0  # of the steps, those replayed from a recorded graph
+    queued: int = 0  # jobs that got their first place
+    queue_seconds: float = 0.0  # how long these waited for it
     last_work: float = 0.0
     busy: bool = False
 

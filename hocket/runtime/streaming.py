@@ -239,6 +239,7 @@ class StreamingRunner:
         slots = to_device([s.slot for s in streams], self.device)
         with self.stats.timed(rows=len(streams)):
             pcm = self._run_step(self._state.tensors, slots, x)
+            self.stats.graph_steps += self._graphs is not None
             if self.program.lookahead and any(last):
                 tail = self.program.flush(self._state.tensors, slots)
                 pcm = torch.cat([pcm[: len(tail)], tail], dim=1)

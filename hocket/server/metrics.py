@@ -138,11 +138,21 @@ class _EngineMetrics(Collector):
             for row, stage in rows:
                 counter.add_metric(row, getattr(stage, attribute))
             yield counter
-        for name, text, attribute in _STAGE_SUMMARIES:
+        eager = CounterMetricFamily("hocket_eager_steps", "Steps launched kernel by kernel.", labels=labels)
+        for row, stage in rows:
+            eager.add_metric(row, stage.steps - stage.graph_steps)
+        yield eager
+        for name, text, count, total in _STAGE_SUMMARIES:
             summary = SummaryMetricFamily(name, text, labels=labels)
             for row, stage in rows:
-                summary.add_metric(row, count_value=stage.steps, sum_value=getattr(stage, attribute))
+                summary.add_metric(row, count_value=getattr(stage, count), sum_value=getattr(stage, total))
             yield summary
+        transfer = SummaryMetricFamily(
+            "hocket_chunk_transfer_seconds", "From a worker to this process.", labels=["model", "stage"]
+        )
+        for name, t in status.transfers.items():
+            transfer.add_metric([self._model, name], count_value=t.count, sum_value=t.seconds)
+        yield transfer
 
 
 _STAGE_GAUGES = (
@@ -152,11 +162,13 @@ _STAGE_GAUGES = (
     ("hocket_kv_blocks_total", "KV blocks there are.", "kv_blocks_total"),
 )
 _STAGE_COUNTERS = (
-    ("hocket_prefix_hits", "Prompts whose beginning was found in the KV cache.", "prefix_hits"),
+    ("hocket_prefix_hits", "KV blocks of prompts that were found and not computed again.", "prefix_hits"),
     ("hocket_reference_cache_hits", "References that were not encoded again.", "cache_hits"),
     ("hocket_preemptions", "Requests moved out for others and resumed later.", "preemptions"),
+    ("hocket_graph_replays", "Steps replayed from a recorded graph.", "graph_steps"),
 )
 _STAGE_SUMMARIES = (
-    ("hocket_stage_step_seconds", "Time in the stage's steps.", "step_seconds"),
-    ("hocket_stage_batch_size", "Requests in a step.", "rows"),
+    ("hocket_stage_step_seconds", "Time in the stage's steps.", "steps", "step_seconds"),
+    ("hocket_stage_batch_size", "Requests in a step.", "steps", "rows"),
+    ("hocket_queue_seconds", "Wait of a request for its first place in a stage.", "queued", "queue_seconds"),
 )

@@ -379,3 +379,19 @@ async def test_a_step_that_fails_fails_its_requests_only(
         assert engine.status().healthy
         assert len(await hear(await engine.submit(SpeechRequest(text="Go on.", max_frames=6)))) == 5 * 1920
         assert await settled(engine) == NOTHING
+
+
+async def test_waiting_and_transfers_are_measured(endless: Path) -> None:
+    async with AsyncEngine(endless, overrides=small_pool(1)) as engine:
+        streams = [await engine.submit(SpeechRequest(text="Go on.", seed=n, max_frames=8)) for n in range(2)]
+        for stream in streams:
+            await hear(stream)
+        await settled(engine)
+        status = engine.status()
+        (talker,) = status.stages["talker"]
+        assert talker.queued == 2
+        assert talker.queue_seconds > talker.step_seconds / 4, "the second waited while the first spoke"
+        assert talker.graph_steps == 0
+        codec = status.transfers["codec"]
+        assert codec.count >= 2
+        assert 0 < codec.seconds / codec.count < 5

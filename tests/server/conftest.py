@@ -76,6 +76,7 @@ class Status:
     waiting: int = 0
     restarts: int = 0
     overhead_seconds: float = 0.0
+    transfers: dict[str, Any] = field(default_factory=dict)
 
 
 def sine(frames: int, frequency: float = 220.0) -> np.ndarray:

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 import hocket
+from hocket.engine.fleet import Transfers
 from hocket.engine.messages import StageStatus
 from hocket.errors import Overloaded, RequestFailed
 
@@ -106,7 +107,11 @@ def test_audio_is_measured(client: TestClient) -> None:
 
 def test_stages_are_shown(client: TestClient, engine: Any) -> None:
     engine.state.restarts, engine.state.waiting = 2, 5
-    first = StageStatus(stage="talker", slots_used=1, slots_total=4, steps=10, step_seconds=0.5, rows=25)
+    first = StageStatus(
+        stage="talker", slots_used=1, slots_total=4, steps=10, step_seconds=0.5, rows=25, graph_steps=8,
+        queued=4, queue_seconds=1.5,
+    )  # fmt: skip
+    engine.state.transfers = {"codec": Transfers(30, 0.06)}
     second = StageStatus(
         stage="talker", slots_used=2, slots_total=4, preemptions=3, prefix_hits=6, cache_hits=7
     )
@@ -119,6 +124,12 @@ def test_stages_are_shown(client: TestClient, engine: Any) -> None:
     assert value(client, "hocket_stage_step_seconds_sum", **one) == 0.5
     assert value(client, "hocket_stage_step_seconds_count", **one) == 10
     assert value(client, "hocket_stage_batch_size_sum", **one) == 25
+    assert value(client, "hocket_graph_replays_total", **one) == 8
+    assert value(client, "hocket_eager_steps_total", **one) == 2
+    assert value(client, "hocket_queue_seconds_sum", **one) == 1.5
+    assert value(client, "hocket_queue_seconds_count", **one) == 4
+    assert value(client, "hocket_chunk_transfer_seconds_sum", stage="codec") == 0.06
+    assert value(client, "hocket_chunk_transfer_seconds_count", stage="codec") == 30
     assert value(client, "hocket_preemptions_total", **two) == 3
     assert value(client, "hocket_prefix_hits_total", **two) == 6
     assert value(client, "hocket_reference_cache_hits_total", **two) == 7
