@@ -13,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test check bench
+.PHONY: demo test check clients bench
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -27,6 +27,10 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Two clients that want other versions of what we use, LiveKit's and Pipecat's: .venv with them on top.
+clients: $(VENV)-clients/.installed
+	PYTHONPATH=. $(VENV)-clients/bin/python -m pytest tests/server/test_clients.py
 
 bench: $(VENV)/.installed
 	$(BIN)/python benches/cpu.py $(ARGS)
@@ -68,3 +72,9 @@ $(VENV)/.installed: pyproject.toml $(VENV)/.torch
 $(VENV)/.installed-dev: pyproject.toml $(VENV)/.torch
 	$(PIP) install --quiet --editable ".[dev]"
 	@touch $@ $(VENV)/.installed
+
+$(VENV)-clients/.installed: $(VENV)/.installed-dev
+	$(BIN)/python -m venv $(VENV)-clients
+	ls -d $(CURDIR)/$(VENV)/lib/python3.*/site-packages > $$(ls -d $(VENV)-clients/lib/python3.*/site-packages)/hocket.pth
+	$(VENV)-clients/bin/python -m pip --disable-pip-version-check install --quiet livekit-plugins-openai pipecat-ai
+	@touch $@
