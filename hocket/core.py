@@ -106,6 +106,10 @@ class ModelInfo:
 
 
 class ChunkKind(str, enum.Enum):
+    """What a chunk carries; each value names the array in `Chunk.arrays` (CONDITIONING: arrays of any
+    names).
+    """
+
     CODES = "codes"  # {"codes": int32 [n, codebooks]}
     LATENTS = "latents"  # {"latents": float32 [n, d]}
     ROWS = "rows"  # {"rows": [n, d]}, {"ids": int32 [n]}
@@ -150,6 +154,8 @@ class Job(msgspec.Struct, kw_only=True):
 
 
 class StageKind(str, enum.Enum):
+    """How a stage is scheduled."""
+
     AUTOREGRESSIVE = "autoregressive"
     STREAMING = "streaming"
     ONE_SHOT = "one_shot"

@@ -32,22 +32,32 @@ class HocketError(Exception):
 
 
 class InvalidRequest(HocketError):
+    """What the client sent cannot be served; `param` names the field."""
+
     code = "invalid_value"
 
 
 class NotFound(InvalidRequest):
+    """No such model, voice or request."""
+
     code = "not_found"
 
 
 class Forbidden(InvalidRequest):
+    """A source that the server must not read."""
+
     code = "forbidden_source"
 
 
 class Unsupported(InvalidRequest):
+    """The route or field exists; this model or build lacks it."""
+
     code = "not_implemented"
 
 
 class Overloaded(HocketError):
+    """No room now; `retry_after_s` says when to try again."""
+
     code = "overloaded"
 
     def __init__(self, message: str, *, retry_after_s: float = 1.0, **where: str | None) -> None:
@@ -56,22 +66,32 @@ class Overloaded(HocketError):
 
 
 class DeadlineExceeded(HocketError):
+    """The request's deadline passed before its first audio."""
+
     code = "deadline_exceeded"
 
 
 class RequestFailed(HocketError):
+    """This request failed inside; others are unaffected."""
+
     code = "request_failed"
 
 
 class WorkerDied(RequestFailed):
+    """The process that ran the request is gone."""
+
     code = "worker_died"
 
 
 class Cancelled(RequestFailed):
+    """The request was aborted by its owner."""
+
     code = "cancelled"
 
 
 class StartupError(HocketError):
+    """A profile, checkpoint or device cannot be used."""
+
     code = "startup_failed"
 
 

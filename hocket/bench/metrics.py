@@ -111,6 +111,9 @@ class Columns(msgspec.Struct):
 
 
 def columns(traces: Sequence[Trace], began: float) -> Columns:
+    """What each request that succeeded was like, one row a request in the order they were due; times in
+    seconds from `began`.
+    """
     rows = []
     for trace in sorted((t for t in traces if not t.failure), key=lambda t: t.due):
         times = np.asarray(trace.times) - trace.due
@@ -210,6 +213,7 @@ class Summary(msgspec.Struct):
 
 
 def summarise(traces: Sequence[Trace], table: Columns, began: float, window: Window) -> Summary:
+    """The figures of the requests that were due inside `window`."""
     inside = np.array([window.holds(due) for due in table.due_s], bool)
 
     def column(name: str, scale: float = 1000.0) -> Floats:

@@ -138,6 +138,7 @@ class Crew:
 
 
 def until(shares: Iterable[Share]) -> float:
+    """When the first client process stopped, on the monotonic clock; 0 if none says."""
     return min((share.until for share in shares if share.until), default=0.0)
 
 

@@ -79,6 +79,7 @@ class Result(msgspec.Struct):
 
 
 def level_result(level: Level, shares: Sequence[Share], began: float, *, stopped: bool) -> LevelResult:
+    """One level's figures from what its client processes measured; `stopped`: by Ctrl+C."""
     every = [trace for share in shares for trace in share.traces]
     traces = [trace for trace in every if trace.failure != "interrupted"]
     table = columns(traces, began)
@@ -223,10 +224,12 @@ def only_model(server: dict[str, Any]) -> str | None:
 
 
 def save(result: Result, path: Path) -> None:
+    """Write the result to `path` as JSON and a newline."""
     path.write_bytes(encode(result) + b"\n")
 
 
 def encode(result: Result) -> bytes:
+    """The result as JSON."""
     return msgspec.json.encode(result, enc_hook=str)
 
 

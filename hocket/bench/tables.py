@@ -16,6 +16,7 @@ _BUSY = 0.7  # of a core: above it the client may hold the server back
 
 
 def result_table(result: Result) -> Table:
+    """The figures of a run, one column a level."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("")
     for level in result.levels:
@@ -133,6 +134,7 @@ _STYLES = {"better": "green", "worse": "red", "within noise": "dim"}
 
 
 def comparison_table(rows: Sequence[Row], before: str, after: str) -> Table:
+    """Two runs side by side, with the change and whether it is beyond chance."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("")
     for name in (before, after, "change", "95 % interval"):

@@ -33,6 +33,8 @@ _SEED_STEP = 0x9E3779B97F4A7C15  # seeds of the units of one text differ, and un
 
 @dataclass(slots=True)
 class EngineStatus:
+    """How an engine is; see `AsyncEngine.status`."""
+
     ready: bool
     healthy: bool
     reason: str | None  # why not

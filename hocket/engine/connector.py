@@ -20,6 +20,8 @@ from hocket.engine.messages import Message
 
 
 class Mailbox(Protocol):
+    """Where messages for one address arrive, and where its owner sends from."""
+
     address: str
 
     def send(self, address: str, message: Message) -> None:
@@ -148,6 +150,8 @@ def encode(messages: list[Message]) -> list[Any]:
 
 
 def decode(frames: list[Any]) -> list[Message]:
+    """The messages of frames made by `encode`; arrays are views of the frames."""
+
     def array(kind: type, value: Any) -> Any:
         dtype, shape, at = value
         return np.frombuffer(

@@ -87,6 +87,7 @@ HTTP_ERROR: Any = hf.HfHubHTTPError.__bases__[0]
 
 
 def from_hugging_face(name: str, revision: str | None) -> Path:
+    """A snapshot of a Hugging Face repository, from the cache if it is there. Raises StartupError."""
     try:
         return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=PATTERNS))
     except hf.GatedRepoError as e:
@@ -108,6 +109,7 @@ def from_hugging_face(name: str, revision: str | None) -> Path:
 
 
 def from_modelscope(name: str, revision: str | None) -> Path:
+    """A snapshot of a ModelScope repository, from the cache if it is there. Raises StartupError."""
     try:
         import modelscope
         from modelscope.hub.errors import HubError, NotExistError
@@ -156,6 +158,7 @@ def check_whole(name: str, folder: Path) -> None:
 
 
 def read_object(name: str, file: Path) -> dict[str, object]:
+    """The JSON object in `file`. Raises StartupError, naming the model."""
     try:
         value = json.loads(file.read_bytes())
     except ValueError as e:
@@ -184,4 +187,5 @@ def defect(file: Path) -> str | None:
 
 
 def fail(name: str, problem: str, cause: Exception | None = None, param: str = "model") -> NoReturn:
+    """Raises StartupError: what is wrong with model `name`."""
     raise StartupError(f"model {clip(name)!r}: {problem}", param=param) from cause

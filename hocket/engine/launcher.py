@@ -29,6 +29,8 @@ _counter = itertools.count()
 
 
 class Launched(Protocol):
+    """A worker that was started."""
+
     address: str  # of the worker's mailbox; a restarted worker has a new one
 
     def stop(self, timeout_s: float) -> None:
@@ -36,6 +38,8 @@ class Launched(Protocol):
 
 
 class Launcher(Protocol):
+    """Starts workers, and gives addresses that they can be reached from."""
+
     def client_address(self) -> str:
         """A fresh address for a mailbox of the caller's."""
 

@@ -29,6 +29,8 @@ class Feed(msgspec.Struct, tag=True, kw_only=True):
 
 
 class Abort(msgspec.Struct, tag=True, kw_only=True):
+    """End a job; nothing more comes of it."""
+
     job: str
 
 
@@ -95,6 +97,8 @@ class Status(msgspec.Struct, tag=True, kw_only=True):
 
 
 class Ready(msgspec.Struct, tag=True, kw_only=True):
+    """The worker's stages are loaded and warm."""
+
     worker: str
     stages: list[str]
 
@@ -112,6 +116,8 @@ class Traced(msgspec.Struct, tag=True, kw_only=True):
 
 
 class Shutdown(msgspec.Struct, tag=True, kw_only=True):
+    """End the worker's loop."""
+
     pass
 
 

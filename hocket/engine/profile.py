@@ -130,18 +130,22 @@ class Setting:
 
 
 def whole(least: int) -> Setting:
+    """A setting that takes whole numbers from `least` on."""
     return Setting(lambda v: is_whole(v) and v >= least, f"a whole number of at least {least}")
 
 
 def is_whole(value: object) -> TypeGuard[int]:
+    """Whether a YAML value is a whole number; YAML's true is none."""
     return isinstance(value, int) and not isinstance(value, bool)  # YAML's true is not 1
 
 
 def one_of(*words: str) -> Setting:
+    """A setting that takes one of `words`."""
     return Setting(lambda v: v in words, f"one of {', '.join(words)}")
 
 
 def is_device(value: object) -> bool:
+    """Whether a value names a device: a number from 0, cpu, or KIND:NUMBER."""
     if is_whole(value):
         return value >= 0
     return isinstance(value, str) and re.fullmatch(r"cpu|(cpu|cuda|xpu|npu):\d+", value) is not None
@@ -328,6 +332,7 @@ PLAIN = tuple(f"tag:yaml.org,2002:{tag}" for tag in ("int", "float", "bool", "st
 
 
 def describe(node: yaml.Node) -> str:
+    """What a YAML node holds, for an error message."""
     if isinstance(node, yaml.ScalarNode):
         return "empty" if not node.value and node.style is None else repr(clip(node.value))
     return "a mapping" if isinstance(node, yaml.MappingNode) else "a list"
@@ -367,6 +372,7 @@ def yaml_scalar(text: str) -> object:
 
 
 def stage_names(layer: Layer) -> list[str]:
+    """Names of the stages that a layer speaks of, in its order."""
     return [field.split(".")[1] for field in layer if field.count(".") == 1]
 
 
@@ -396,6 +402,7 @@ def merge(layers: Sequence[Layer]) -> Layer:
 
 
 def build(merged: Layer, platform: str) -> Profile:
+    """The checked profile of a merged layer. Raises StartupError, naming file, line and field."""
     stages: dict[str, StageProfile] = {}
     for name in stage_names(merged):
         own = {key: merged.get(f"stages.{name}.{key}") for key in STAGE_SETTINGS}

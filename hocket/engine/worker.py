@@ -153,6 +153,8 @@ def dtype_of(name: str, device: torch.device) -> torch.dtype:
 
 
 class Worker:
+    """Loads what its plan names and serves it; see the module's docstring. Raises StartupError."""
+
     def __init__(self, plan: WorkerPlan, mailbox: Mailbox) -> None:
         if plan.threads:
             torch.set_num_threads(plan.threads)

@@ -61,10 +61,12 @@ def sounding(sound: Sound) -> np.ndarray:
 
 
 def dc_offset(sound: Sound) -> float:
+    """Mean of the samples, in full scale."""
     return float(sound.samples.mean(dtype=np.float64)) if len(sound.samples) else 0.0
 
 
 def peak_db(sound: Sound) -> float:
+    """Largest absolute sample, in dB below full scale."""
     return 20 * math.log10(max(float(np.abs(sound.samples).max(initial=0.0)), 1e-6))
 
 

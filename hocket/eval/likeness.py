@@ -83,6 +83,7 @@ def mean_voice(voices: Sequence[np.ndarray | None]) -> np.ndarray | None:
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float:
+    """Cosine of the angle between two vectors [d], -1 to 1."""
     return float(a @ b)
 
 

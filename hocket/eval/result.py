@@ -114,6 +114,7 @@ def _without_key(words: Sequence[str]) -> list[str]:
 
 
 def totals(utterances: Sequence[Utterance]) -> Totals:
+    """The figures of all utterances together; rates are over those that succeeded."""
     good = [u for u in utterances if not u.failure]
     found = Totals(
         utterances=len(utterances),
@@ -259,10 +260,12 @@ def wer_change(one: Result, two: Result) -> tuple[float, float, float] | None:
 
 
 def encode(result: Result) -> bytes:
+    """The result as JSON."""
     return msgspec.json.encode(result, enc_hook=str)
 
 
 def save(result: Result, path: Path) -> None:
+    """Write the result to `path` as JSON and a newline."""
     path.write_bytes(encode(result) + b"\n")
 
 

@@ -14,6 +14,7 @@ _Cell = Callable[[Totals], str]
 
 
 def totals_table(columns: Sequence[tuple[str, Totals]]) -> Table:
+    """Totals side by side, one column each."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("")
     for name, _ in columns:
@@ -26,6 +27,7 @@ def totals_table(columns: Sequence[tuple[str, Totals]]) -> Table:
 
 
 def result_columns(result: Result) -> list[tuple[str, Totals]]:
+    """The columns of a result: what was spoken, and its teacher if there was one."""
     columns = [("spoken", result.totals)]
     return columns if result.teacher_totals is None else [*columns, ("teacher", result.teacher_totals)]
 

@@ -73,6 +73,7 @@ def paged_decode_triton(
     qkv: Tensor, q_norm: Tensor, k_norm: Tensor, eps: float, cos: Tensor, sin: Tensor,
     kv: Tensor, blocks: Tensor, slots: Tensor, position: Tensor, index: Tensor,
 ) -> Tensor:  # fmt: skip
+    """`paged_decode_torch` as a kernel: the same arguments, the same meaning."""
     b, d = cos.shape
     kv_heads = kv.shape[3]
     heads = qkv.shape[1] // d - 2 * kv_heads
@@ -99,6 +100,7 @@ def paged_decode(
     qkv: Tensor, q_norm: Tensor, k_norm: Tensor, eps: float, cos: Tensor, sin: Tensor,
     kv: Tensor, blocks: Tensor, slots: Tensor, position: Tensor, index: Tensor,
 ) -> Tensor:  # fmt: skip
+    """`paged_decode_torch`, which says what it does, or its kernel; `hocket.kernels.choice` picks."""
     call = paged_decode_triton if use_triton(qkv) else paged_decode_torch
     return call(qkv, q_norm, k_norm, eps, cos, sin, kv, blocks, slots, position, index)
 
@@ -145,6 +147,7 @@ def scratch_decode_triton(
     scratch: Tensor,
     start: int,
 ) -> Tensor:
+    """`scratch_decode_torch` as a kernel: the same arguments, the same meaning."""
     _, b, kv_heads, tokens, d = scratch.shape
     n = qkv.shape[1]
     heads = qkv.shape[2] // d - 2 * kv_heads
@@ -168,6 +171,7 @@ def scratch_decode(
     scratch: Tensor,
     start: int,
 ) -> Tensor:
+    """`scratch_decode_torch`, which says what it does, or its kernel; `hocket.kernels.choice` picks."""
     call = scratch_decode_triton if use_triton(qkv) else scratch_decode_torch
     return call(qkv, q_norm, k_norm, eps, cos, sin, scratch, start)
 

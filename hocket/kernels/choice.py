@@ -56,6 +56,7 @@ def overlap(x: Tensor) -> dict[str, bool]:
 
 
 def next_power_of_2(n: int) -> int:
+    """The least power of two that is at least `n`."""
     return 1 << max(n - 1, 0).bit_length()
 
 

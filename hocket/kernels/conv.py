@@ -33,6 +33,7 @@ def carry_torch(past: Tensor, slots: Tensor, x: Tensor, activation: Activation |
 
 
 def carry_triton(past: Tensor, slots: Tensor, x: Tensor, activation: Activation | None = None) -> Tensor:
+    """`carry_torch` as a kernel: the same arguments, the same meaning."""
     x = x.contiguous()
     t, b = x.shape[:2]
     reach, c = past.shape[1], x[0, 0].numel()
@@ -50,6 +51,7 @@ def carry_triton(past: Tensor, slots: Tensor, x: Tensor, activation: Activation 
 
 
 def carry(past: Tensor, slots: Tensor, x: Tensor, activation: Activation | None = None) -> Tensor:
+    """`carry_torch`, which says what it does, or its kernel; `hocket.kernels.choice` picks."""
     return (carry_triton if use_triton(x) else carry_torch)(past, slots, x, activation)
 
 
@@ -96,6 +98,7 @@ def conv_triton(
     activation: Activation | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
+    """`conv_torch` as a kernel: the same arguments, the same meaning."""
     joined = joined.contiguous()
     k, c_in, n = taps.shape
     b, t = joined.shape[1], joined.shape[0] - (k - 1) * dilation
@@ -135,6 +138,7 @@ def conv(
     activation: Activation | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
+    """`conv_torch`, which says what it does, or its kernel; `hocket.kernels.choice` picks."""
     # fp32 has no matrix unit that keeps its precision, and the library is better without one.
     half = joined.dtype.itemsize < 4 and use_triton(joined)
     return (conv_triton if half else conv_torch)(joined, taps, bias, dilation, rate, activation, residual)

@@ -140,6 +140,7 @@ def draw_code_triton(
     table: Tensor | None = None,
     repetition: Repetition | None = None,
 ) -> Tensor | None:
+    """`draw_code_torch` as a kernel: the same arguments, the same meaning."""
     if variant & NUCLEUS:
         return draw_code_torch(logits, o, slots, key, variant, out, table, repetition)
     b, v = logits.shape
@@ -167,6 +168,7 @@ def draw_code(
     table: Tensor | None = None,
     repetition: Repetition | None = None,
 ) -> Tensor | None:
+    """`draw_code_torch`, which says what it does, or its kernel; `hocket.kernels.choice` picks."""
     call = draw_code_triton if use_triton(logits) else draw_code_torch
     return call(logits, o, slots, key, variant, out, table, repetition)
 

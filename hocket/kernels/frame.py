@@ -61,6 +61,7 @@ def begin_frame_triton(
     text: Tensor, text_length: Tensor, table: Tensor, pad: int,
     slots: Tensor, frequency: Tensor, block_tokens: int, books: int,
 ) -> FrameInput:  # fmt: skip
+    """`begin_frame_torch` as a kernel: the same arguments, the same meaning."""
     b, d, half = slots.shape[0], x.shape[1], frequency.shape[0]
 
     def empty(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -91,6 +92,7 @@ def begin_frame(
     text: Tensor, text_length: Tensor, table: Tensor, pad: int,
     slots: Tensor, frequency: Tensor, block_tokens: int, books: int,
 ) -> FrameInput:  # fmt: skip
+    """`begin_frame_torch`, which says what it does, or its kernel; `hocket.kernels.choice` picks."""
     call = begin_frame_triton if use_triton(x) else begin_frame_torch
     return call(
         x,
@@ -151,6 +153,7 @@ def end_frame_triton(
     codes: Tensor, i: FrameInput, tables: Tensor, end: int,
     x: Tensor, live: Tensor, frame: Tensor, position: Tensor, seen: Tensor, limit: Tensor, slots: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """`end_frame_torch` as a kernel: the same arguments, the same meaning."""
     b, books = codes.shape
     vocab, d = tables.shape[1:]
     out = torch.empty(b, books, dtype=torch.int32, device=x.device)
@@ -169,6 +172,7 @@ def end_frame(
     codes: Tensor, i: FrameInput, tables: Tensor, end: int,
     x: Tensor, live: Tensor, frame: Tensor, position: Tensor, seen: Tensor, limit: Tensor, slots: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """`end_frame_torch`, which says what it does, or its kernel; `hocket.kernels.choice` picks."""
     call = end_frame_triton if use_triton(x) else end_frame_torch
     return call(codes, i, tables, end, x, live, frame, position, seen, limit, slots)
 

@@ -24,12 +24,14 @@ def norm_linear_torch(x: Tensor, norm: Tensor, weight: Tensor, eps: float) -> Te
 
 
 def norm_linear_triton(x: Tensor, norm: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`norm_linear_torch` as a kernel: the same arguments, the same meaning."""
     if x.shape[0] > SKINNY:
         return F.linear(rms_norm(x, norm, eps), weight)
     return _launch(x, weight, norm=norm, eps=eps)
 
 
 def norm_linear(x: Tensor, norm: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`norm_linear_torch`, which says what it does, or its kernel; `hocket.kernels.choice` picks."""
     return (norm_linear_triton if use_triton(x) else norm_linear_torch)(x, norm, weight, eps)
 
 
@@ -40,12 +42,14 @@ def norm_gated_torch(x: Tensor, norm: Tensor, gate_up: Tensor, eps: float) -> Te
 
 
 def norm_gated_triton(x: Tensor, norm: Tensor, gate_up: Tensor, eps: float) -> Tensor:
+    """`norm_gated_torch` as a kernel: the same arguments, the same meaning."""
     if x.shape[0] > SKINNY:
         return silu_mul_triton(F.linear(rms_norm(x, norm, eps), gate_up))
     return _launch(x, gate_up, norm=norm, eps=eps, gated=True)
 
 
 def norm_gated(x: Tensor, norm: Tensor, gate_up: Tensor, eps: float) -> Tensor:
+    """`norm_gated_torch`, which says what it does, or its kernel; `hocket.kernels.choice` picks."""
     return (norm_gated_triton if use_triton(x) else norm_gated_torch)(x, norm, gate_up, eps)
 
 
@@ -55,6 +59,7 @@ def linear_add_torch(a: Tensor, weight: Tensor, x: Tensor) -> Tensor:
 
 
 def linear_add_triton(a: Tensor, weight: Tensor, x: Tensor) -> Tensor:
+    """`linear_add_torch` as a kernel: the same arguments, the same meaning."""
     if a.shape[0] > SKINNY:
         return x.addmm_(
             a, weight.t()
@@ -63,6 +68,7 @@ def linear_add_triton(a: Tensor, weight: Tensor, x: Tensor) -> Tensor:
 
 
 def linear_add(a: Tensor, weight: Tensor, x: Tensor) -> Tensor:
+    """`linear_add_torch`, which says what it does, or its kernel; `hocket.kernels.choice` picks."""
     return (linear_add_triton if use_triton(a) else linear_add_torch)(a, weight, x)
 
 
@@ -73,6 +79,7 @@ def silu_mul_torch(gate_up: Tensor) -> Tensor:
 
 
 def silu_mul_triton(gate_up: Tensor) -> Tensor:
+    """`silu_mul_torch` as a kernel: the same arguments, the same meaning."""
     m, f = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(m, f)
     _silu_mul[(m, -(-f // 1024))](gate_up, out, f, BLOCK=1024, **overlap(out))

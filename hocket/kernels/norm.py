@@ -21,6 +21,7 @@ def rms_norm_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`rms_norm_torch` as a kernel: the same arguments, the same meaning."""
     x = x.contiguous()
     out = torch.empty_like(x)
     d = x.shape[-1]
@@ -29,6 +30,7 @@ def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`rms_norm_torch`, which says what it does, or its kernel; `hocket.kernels.choice` picks."""
     return (rms_norm_triton if use_triton(x) else rms_norm_torch)(x, weight, eps)
 
 

@@ -19,6 +19,7 @@ def snake_torch(x: Tensor, alpha: Tensor, gain: Tensor) -> Tensor:
 
 
 def snake_triton(x: Tensor, alpha: Tensor, gain: Tensor) -> Tensor:
+    """`snake_torch` as a kernel: the same arguments, the same meaning."""
     x = x.contiguous()
     out = torch.empty_like(x)
     c = x.shape[-1]
@@ -30,6 +31,7 @@ def snake_triton(x: Tensor, alpha: Tensor, gain: Tensor) -> Tensor:
 
 
 def snake(x: Tensor, alpha: Tensor, gain: Tensor) -> Tensor:
+    """`snake_torch`, which says what it does, or its kernel; `hocket.kernels.choice` picks."""
     return (snake_triton if use_triton(x) else snake_torch)(x, alpha, gain)
 
 

@@ -20,6 +20,8 @@ Attend = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
+    """Weights of one block."""
+
     norm_in: Tensor  # [d]
     qkv: Tensor  # [(heads + 2 kv_heads) * head_dim, d]
     q_norm: Tensor  # [head_dim]
@@ -32,6 +34,8 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
+    """What a block's weights do not say of themselves."""
+
     heads: int
     kv_heads: int
     head_dim: int

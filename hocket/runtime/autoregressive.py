@@ -38,6 +38,8 @@ Sink = Callable[[Chunk], None]
 
 @dataclass(frozen=True, slots=True)
 class AutoregressiveLimits:
+    """How much one autoregressive stage holds and does at once."""
+
     slots: int = 16
     max_batch: int = 16
     kv_blocks: int = 1024
@@ -83,6 +85,8 @@ class _Task:
 
 
 class AutoregressiveRunner:
+    """Schedules the jobs of one autoregressive stage; `sink` gets its chunks."""
+
     def __init__(
         self,
         name: str,

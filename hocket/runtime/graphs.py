@@ -32,6 +32,7 @@ def own_stream(device: torch.device) -> Any:
 
 
 def on(stream: Any) -> AbstractContextManager[Any]:
+    """Run what is enclosed on `stream`; None changes nothing."""
     return nullcontext() if stream is None else torch.cuda.stream(stream)
 
 

@@ -15,11 +15,15 @@ from hocket.runtime.stats import StageStats
 
 @dataclass(frozen=True, slots=True)
 class OneShotLimits:
+    """How many inputs run together, and how many results are kept."""
+
     max_batch: int = 8
     cached_results: int = 256
 
 
 class OneShotRunner:
+    """Schedules the jobs of one one-shot stage; `sink` gets its results."""
+
     def __init__(
         self, name: str, program: OneShotProgram, gives: ChunkKind, limits: OneShotLimits, sink: Sink
     ) -> None:

@@ -14,6 +14,8 @@ MARGIN_S = 0.25  # audio left when the next chunk should be ready; covers schedu
 
 @dataclass(slots=True)
 class PlaybackClock:
+    """What one listener has been given, and since when it plays. All in seconds."""
+
     delivered_s: float = 0.0
     started_at: float | None = None
     worst_underrun_s: float = 0.0

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class StageStats:
+    """Gauges and counters of one stage; counters grow from its start."""
+
     stage: str
     slots_total: int = 0
     kv_blocks_total: int = 0

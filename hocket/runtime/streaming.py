@@ -28,6 +28,8 @@ from hocket.runtime.stats import StageStats
 
 @dataclass(frozen=True, slots=True)
 class StreamingLimits:
+    """How much one streaming stage holds and does at once."""
+
     slots: int = 16
     max_batch: int = 16
     max_chunk_frames: int = 32
@@ -61,6 +63,8 @@ class _Piece:
 
 
 class StreamingRunner:
+    """Schedules the streams of one streaming stage; `sink` gets their PCM."""
+
     def __init__(
         self,
         name: str,

@@ -22,6 +22,7 @@ class SleepBody(Struct):
 
 
 def router(serving: Serving) -> APIRouter:
+    """The routes of this resource."""
     router = APIRouter(prefix="/admin", tags=["admin"], responses=ERRORS)
     turn = asyncio.Lock()  # one change of state at a time
 

@@ -44,6 +44,7 @@ class _Envelope(SpeechOptions, kw_only=True):
 
 
 def router(serving: Serving) -> APIRouter:
+    """The routes of this resource."""
     router = APIRouter(tags=["speech"])
 
     @router.post(

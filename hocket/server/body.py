@@ -39,6 +39,7 @@ async def decoded(body: bytes | bytearray, kind: type[T], serving: Serving) -> T
 
 
 async def read_body(request: Request, settings: ServerSettings) -> bytearray:
+    """The request's body. Raises Refused: 413 when it is too large, 408 when it comes too slowly."""
     body = bytearray()
     try:
         with anyio.fail_after(settings.body_timeout_s):

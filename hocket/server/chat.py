@@ -67,6 +67,7 @@ class ChatBody(SpeechOptions, kw_only=True):
 
 
 def router(serving: Serving) -> APIRouter:
+    """The routes of this resource."""
     router = APIRouter(tags=["chat"])
 
     @router.post(

@@ -15,6 +15,7 @@ from hocket.server.serving import Serving
 
 
 def router(serving: Serving) -> APIRouter:
+    """The routes of this resource."""
     router = APIRouter(tags=["operation"])
 
     @router.get("/version")

@@ -13,6 +13,7 @@ from hocket.server.serving import Serving
 
 
 def router(serving: Serving) -> APIRouter:
+    """The routes of this resource."""
     router = APIRouter(tags=["models"], responses=ERRORS)
     created = int(time.time())
 

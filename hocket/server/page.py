@@ -72,6 +72,7 @@ def wants_page(request: Request) -> bool:
 
 
 def router(serving: Serving) -> APIRouter:
+    """The routes of this resource."""
     router = APIRouter()
     page = Page()
 

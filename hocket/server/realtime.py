@@ -83,6 +83,7 @@ class Message(Struct):
 
 
 def router(serving: Serving) -> APIRouter:
+    """The routes of this resource."""
     router = APIRouter()
 
     @router.websocket("/v1/realtime")

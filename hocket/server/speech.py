@@ -24,6 +24,7 @@ from hocket.server.speech_body import SpeechBody, plan
 
 
 def router(serving: Serving) -> APIRouter:
+    """The routes of this resource."""
     router = APIRouter(tags=["speech"])
 
     @router.post(

@@ -61,6 +61,7 @@ class _Message(Struct):
 
 
 def router(serving: Serving) -> APIRouter:
+    """The routes of this resource."""
     router = APIRouter()
 
     @router.websocket("/v1/audio/speech/stream")

@@ -27,6 +27,7 @@ class DetokenizeBody(Struct):
 
 
 def router(serving: Serving) -> APIRouter:
+    """The routes of this resource."""
     router = APIRouter(tags=["models"], responses=ERRORS)
 
     @router.post("/tokenize", openapi_extra=body_schema(TokenizeBody))

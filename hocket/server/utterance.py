@@ -123,6 +123,7 @@ def counted(serving: Serving, ticket: Ticket) -> Iterator[None]:
 
 
 def outcome_of(error: HocketError) -> Outcome:
+    """How a request that ended with `error` is counted in the metrics."""
     status = status_of(error)
     if isinstance(error, Cancelled):
         return "aborted"

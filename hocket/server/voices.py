@@ -36,6 +36,7 @@ _MAX_RATE_HZ = 48000  # a higher rate is of no use to any model, and is not stor
 
 
 def router(serving: Serving) -> APIRouter:
+    """The routes of this resource."""
     router = APIRouter(tags=["voices"], responses=ERRORS)
 
     @router.get("/v1/audio/voices")

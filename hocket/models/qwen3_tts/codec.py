@@ -80,6 +80,8 @@ class BlockWeights:
 
 @dataclass(frozen=True, slots=True)
 class CodecWeights:
+    """Weights of the codec's decoder, folded as its functions take them."""
+
     books: Tensor  # [codebooks, codebook_size, codebook_dim]  entries after their output projection
     pre_conv: Conv
     enter: Tensor  # [d, latent]
@@ -98,6 +100,8 @@ class CodecWeights:
 
 @dataclass(slots=True)
 class BlockState:
+    """What one upsampling block remembers of each stream."""
+
     widen: Tensor  # [slots, 1, 2 c]
     units: list[Tensor]  # [slots, 6 * dilation, c]
 
@@ -191,6 +195,7 @@ def window_mask(start: Tensor, n: int, window: int) -> Tensor:
 
 
 def waveform_block(x: Tensor, w: BlockWeights, rate: int, s: BlockState, slots: Tensor) -> Tensor:
+    """Upsample by `rate` and refine: x [t, b, c] -> [rate * t, b, c / 2]; histories are written in place."""
     x = causal_upsample(x, w.widen, rate, s.widen, slots, before=w.snake)
     for unit, past in zip(w.units, s.units, strict=True):
         y = causal_conv(x, unit.conv, past, slots, before=unit.snake_in, after=unit.snake_mid)

@@ -107,6 +107,8 @@ class BlockConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TalkerConfig(BlockConfig, frozen=True, kw_only=True):
+    """`talker_config` of config.json: the backbone, and ids with a meaning."""
+
     text_hidden_size: int
     text_vocab_size: int
     codec_pad_id: int
@@ -123,6 +125,8 @@ class TalkerConfig(BlockConfig, frozen=True, kw_only=True):
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """config.json."""
+
     model_type: str
     tts_model_type: str  # base, custom_voice or voice_design
     tts_model_size: str  # 0b6 or 1b7

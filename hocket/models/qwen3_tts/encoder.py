@@ -46,6 +46,8 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class EncoderWeights:
+    """Weights of the codec's encoder."""
+
     first: Conv  # 1 -> c
     stages: list[StageWeights]
     last: Conv  # -> d

@@ -39,6 +39,8 @@ N = TypeVar("N", int, float)
 
 
 class QwenTtsFrontEnd:
+    """Implements `hocket.core.FrontEnd`. Raises StartupError when the folder's files are wrong."""
+
     def __init__(self, folder: Path) -> None:
         self.config = read_model_config(folder)
         self.generation = read_generation_config(folder)

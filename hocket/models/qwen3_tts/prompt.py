@@ -22,6 +22,8 @@ FRAME = -3  # codec part is the sum of a reference frame's code embeddings
 
 
 class DrawInput(msgspec.Struct, kw_only=True):
+    """Sampling options of one group of codebooks."""
+
     temperature: float
     top_k: int
     top_p: float
@@ -47,6 +49,8 @@ class TalkerInput(msgspec.Struct, kw_only=True):
 
 
 class TextUpdate(msgspec.Struct, kw_only=True):
+    """Text ids that arrived later; see `TalkerProgram.feed`."""
+
     ids: list[int]
     closed: bool
 

@@ -33,6 +33,8 @@ class BlockWeights:
 
 @dataclass(frozen=True, slots=True)
 class SpeakerWeights:
+    """Weights of the speaker encoder, and its mel filters."""
+
     filters: Tensor  # fp32 [mels, FFT / 2 + 1]
     first: Conv
     blocks: list[BlockWeights]

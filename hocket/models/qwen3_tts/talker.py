@@ -67,6 +67,8 @@ class TextTable:
 
 @dataclass(frozen=True, slots=True)
 class TalkerWeights:
+    """Weights of talker and code predictor, folded as the step takes them."""
+
     layers: list[LayerWeights]
     norm: Tensor  # [d]
     head: Tensor  # [legal, d]  the codes that may be drawn, then the end token

@@ -23,6 +23,8 @@ _PATTERN = (
 
 
 class TextTokenizer:
+    """Text to ids and back. Raises StartupError when vocab.json or merges.txt cannot be read."""
+
     def __init__(self, folder: Path) -> None:
         try:
             model = BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
