@@ -144,6 +144,7 @@ class Job(msgspec.Struct, kw_only=True):
     priority: int = 0
     timeout_s: float | None = None
     first_chunk_frames: int = 0
+    reproducible: bool = False  # equal chunks every time, so that rounding is equal too
     text_open: bool = False  # more text may come
     taps: tuple[str, ...] = ()  # stages whose chunks the client wants to see as well
     text_tokens: int = 0  # for usage

@@ -185,6 +185,8 @@ class AsyncEngine:
         assert self.fleet is not None
         if want_codes:
             jobs = [msgspec.structs.replace(job, taps=self._taps) for job in jobs]
+        if request.seed is not None:
+            jobs = [msgspec.structs.replace(job, reproducible=True) for job in jobs]
         stream = Stream(self.fleet, self.info, request, jobs, feed=feed, buffer_s=self._buffer_s)
         self._requests[stream.id] = stream
         stream.begin()

@@ -2,7 +2,8 @@
 
 A stream takes a slot with its first frame. Streams whose next chunk has the same number of frames
 share a step; first chunks go before steady ones, and among those the listener with least audio in
-hand goes first. How many frames a chunk has is decided by the playback clock.
+hand goes first. How many frames a chunk has is decided by the playback clock, or by the count of
+frames where the samples must be reproducible.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from hocket.core import Chunk, ChunkKind, Job, StreamingProgram, StreamPrompt
 from hocket.nn.staging import to_device
 from hocket.runtime.autoregressive import Sink
 from hocket.runtime.graphs import StreamGraphs, on, own_stream
-from hocket.runtime.playback import CHUNK_FRAMES, PlaybackClock, chunk_frames
+from hocket.runtime.playback import CHUNK_FRAMES, PlaybackClock, chunk_frames, counted_frames
 from hocket.runtime.ring import OutputRing, Owner
 from hocket.runtime.slots import Slots
 from hocket.runtime.state import allocate, reset, restore, snapshot
@@ -51,6 +52,7 @@ class _Stream:
     closing: bool = False  # ... and its last
     skip: int = 0  # samples of look-ahead still to be dropped
     clock: PlaybackClock = field(default_factory=PlaybackClock)
+    decoded: int = 0  # frames
     promised_s: float = 0.0  # audio launched, delivered or not
     chunks: int = 0
 
@@ -164,14 +166,23 @@ class StreamingRunner:
                     self._finish_empty(stream, now)
                 continue
             slack = self._slack(stream, now)
-            count = chunk_frames(
-                len(stream.pending),
-                ended=stream.ended,
-                first=stream.job.first_chunk_frames,
-                slack_s=slack if stream.launched else None,
-                frame_s=frame_s,
-                largest=self.limits.max_chunk_frames,
-            )
+            if stream.job.reproducible:
+                count = counted_frames(
+                    len(stream.pending),
+                    ended=stream.ended,
+                    first=stream.job.first_chunk_frames,
+                    decoded=stream.decoded,
+                    largest=self.limits.max_chunk_frames,
+                )
+            else:
+                count = chunk_frames(
+                    len(stream.pending),
+                    ended=stream.ended,
+                    first=stream.job.first_chunk_frames,
+                    slack_s=slack if stream.launched else None,
+                    frame_s=frame_s,
+                    largest=self.limits.max_chunk_frames,
+                )
             if count and (stream.slot or self._place(stream)):
                 groups.setdefault(count, []).append(((stream.launched, slack), stream))
         out = []
@@ -228,6 +239,7 @@ class StreamingRunner:
         for stream in streams:
             batch.append([stream.pending.popleft() for _ in range(frames)])
             stream.launched = True
+            stream.decoded += frames
             stream.promised_s += frames * self.program.hop / self.program.rate_hz
             ends = stream.ended and not stream.pending
             stream.closing = ends

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.runtime.playback import CHUNK_FRAMES, MARGIN_S, PlaybackClock, chunk_frames
+from hocket.runtime.playback import CHUNK_FRAMES, MARGIN_S, PlaybackClock, chunk_frames, counted_frames
 
 FRAME_S = 0.08
 
@@ -58,3 +58,37 @@ def test_slack_is_audio_in_hand() -> None:
     clock.deliver(1.0, 10.5)
     assert clock.slack(11.0) == pytest.approx(0.08)
     assert clock.worst_underrun_s == pytest.approx(0.42)
+
+
+def counted(arrivals: list[int], first: int) -> list[int]:
+    """Chunks of a stream whose frames come in the groups `arrivals`, decoded as soon as they may be."""
+    sizes: list[int] = []
+    pending = 0
+    for n, group in enumerate(arrivals, 1):
+        pending += group
+        while count := counted_frames(
+            pending, ended=n == len(arrivals), first=first, decoded=sum(sizes), largest=32
+        ):
+            sizes.append(count)
+            pending -= count
+    return sizes
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=30), st.integers(0, 9))
+def test_counted_chunks_do_not_depend_on_when_frames_come(arrivals: list[int], first: int) -> None:
+    total = sum(arrivals)
+    assert counted(arrivals, first) == counted([total], first) == counted([1] * total + [0], first)
+
+
+@given(st.integers(1, 300))
+def test_counted_chunks_leave_nobody_waiting_at_four_fifths_of_real_time(total: int) -> None:
+    heard_until = 0.0
+    made = 0
+    for size in counted([total], 0):
+        made += size
+        at = 0.8 * made  # frame durations since the start
+        if heard_until:
+            assert at <= heard_until + 1e-9
+            heard_until += size
+        else:
+            heard_until = at + size

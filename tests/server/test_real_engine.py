@@ -90,10 +90,8 @@ def test_three_modes_give_the_same_sound(http: httpx2.Client) -> None:
     ]
     joined = b"".join(base64.b64decode(msgspec.json.decode(delta)["audio"]) for delta in deltas)
     assert len(raw) == 2 * 1920 * FRAMES
-    expected = np.frombuffer(raw, "<i2").astype(int)
-    for data in (whole, joined):
-        # The codec's chunks follow the clock, and so does the last bit of a sum.
-        np.testing.assert_allclose(np.frombuffer(data, "<i2"), expected, rtol=0, atol=1)
+    assert whole == raw
+    assert joined == raw
 
 
 def test_outcome_and_counts(http: httpx2.Client) -> None:
@@ -199,7 +197,13 @@ def spoken(http: httpx2.Client, pieces: list[str], **config: Any) -> bytes:
     """The PCM of one utterance over the WebSocket."""
     url = str(http.base_url).replace("http", "ws").rstrip("/")
     with connect(f"{url}{SPEECH}/stream") as socket:
-        fields = {"stream_audio": True, "temperature": 0, "max_new_tokens": 40, "non_streaming_mode": False}
+        fields = {
+            "stream_audio": True,
+            "temperature": 0,
+            "seed": 1,
+            "max_new_tokens": 40,
+            "non_streaming_mode": False,
+        }
         socket.send(json.dumps({"type": "session.config", **fields, **config}))
         for piece in pieces:
             socket.send(json.dumps({"type": "input.text", "text": piece}))
@@ -221,10 +225,8 @@ def test_live_text_sounds_as_text_at_once(http: httpx2.Client) -> None:
     live = spoken(http, words, split_granularity="live")
     letters = spoken(http, list("".join(words)), split_granularity="live")
     assert len(whole) == 2 * 1920 * 39
-    for data in (live, letters):
-        # The codec's chunks follow the clock, and so does the last bit of a sum.
-        sound, expected = (np.frombuffer(each, "<i2").astype(int) for each in (data, whole))
-        np.testing.assert_allclose(sound, expected, rtol=0, atol=1)
+    assert live == whole
+    assert letters == whole
 
 
 @pytest.mark.parametrize("granularity", ["none", "sentence", "live"])
@@ -263,9 +265,7 @@ def test_uploaded_voice_is_the_voice_that_was_sent_and_is_encoded_once(
         url = "data:audio/wav;base64," + base64.b64encode(clip).decode()
         sent = http.post(SPEECH, json={**body, "ref_audio": url, "ref_text": said}).content
         assert len(sent) == 2 * 1920 * FRAMES
-        for data in stored:
-            sound, expected = (np.frombuffer(each, "<i2").astype(int) for each in (data, sent))
-            np.testing.assert_allclose(sound, expected, rtol=0, atol=1)
+        assert stored == [sent, sent]
 
         def hits() -> int:
             return sum(s.cache_hits for s in http.engine.status().stages.get("reference", []))
