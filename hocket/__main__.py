@@ -1,0 +1,5 @@
+"""`python -m hocket`, the same as `hocket`."""
+
+from hocket.cli import app
+
+app()
