@@ -53,7 +53,8 @@ HEARTBEAT_S = 1.0
 CLIENT_SILENCE_S = 10.0  # a client unheard for so long is gone, and its jobs with it
 EARLY_S = 10.0  # how long chunks wait for a job whose submission is still on its way
 IDLE_POLL_S = 0.25
-BUSY_POLL_S = 0.002  # with jobs but nothing to do now: a slack runs down, a device is at work
+BUSY_POLL_S = 0.002  # with jobs but nothing to do now: a slack runs down
+DEVICE_POLL_S = 50e-6  # while a device is at work; a chunk late by this much is late for its listener
 
 Runner = AutoregressiveRunner | StreamingRunner | OneShotRunner
 
@@ -80,6 +81,11 @@ class _Job:
     conditions: dict[str, dict[str, list[Chunk]]] = field(default_factory=dict)  # by stage, then source
     early: defaultdict[str, list[Chunk]] = field(default_factory=lambda: defaultdict(list))
     heard: float | None = None  # when something last came from another worker
+    ended: set[str] = field(default_factory=set)  # stages elsewhere that have given their last chunk
+    sent: defaultdict[tuple[str, str], int] = field(
+        default_factory=lambda: defaultdict(int)
+    )  # source, reader
+    received: defaultdict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
     paused: bool = False
 
 
@@ -166,7 +172,7 @@ class Worker:
             runner.warm()
         self._tracer = Tracer(torch.device(plan.device))
         self._jobs: dict[str, _Job] = {}
-        self._orphans: dict[str, tuple[float, list[tuple[str, Chunk]]]] = {}
+        self._orphans: dict[str, tuple[float, list[Deliver]]] = {}
         self._clients: dict[str, float] = {}  # address -> last heard
         self._beat = 0.0
         self._busy_s = 0.0
@@ -190,12 +196,15 @@ class Worker:
             if worked:
                 self._busy_s += time.thread_time() - begin
             poll_s = 0.0 if worked else BUSY_POLL_S if self._jobs else IDLE_POLL_S
+            if not worked and any(runner.launched for runner in self._runners.values()):
+                time.sleep(DEVICE_POLL_S)
+                poll_s = 0.0
 
     # --- messages in --------------------------------------------------------------------------------
 
     def _handle(self, message: Message) -> None:
         if isinstance(message, Deliver):
-            self._arrive(message.stage, message.chunk)
+            self._receive(message)
         elif isinstance(message, Submit):
             self._submit(message)
         elif isinstance(message, Feed):
@@ -233,8 +242,8 @@ class Worker:
             record.conditions[stage] = {source: [] for source in self._conditions_of(stage, m.job)}
         for stage in local:
             self._maybe_start(record, stage)
-        for stage, chunk in self._orphans.pop(m.job.id, (0.0, []))[1]:
-            self._arrive(stage, chunk)
+        for message in self._orphans.pop(m.job.id, (0.0, []))[1]:
+            self._receive(message)
 
     def _conditions_of(self, stage: str, job: Job) -> list[str]:
         """Stages whose whole output this one needs before it starts."""
@@ -262,31 +271,46 @@ class Worker:
             return
         if chunk.last:
             record.running.discard(chunk.source)
-        for stage in self._stages[chunk.source].feeds:
-            if stage == CLIENT or (stage in record.job.route):
-                self._send(record, stage, chunk)
+        stage = self._stages[chunk.source]
+        readers = [
+            r for r in stage.feeds if r in record.job.route or (r == CLIENT and chunk.kind is stage.gives)
+        ]
         if chunk.source in record.job.taps:
-            self._mailbox.send(record.reply_to, Deliver(stage=CLIENT, chunk=chunk, sent=time.monotonic()))
+            readers.append(CLIENT)
+        try:
+            for reader in readers:
+                self._send(record, reader, chunk)
+        except HocketError as e:  # what the carrier refuses
+            self._fail(chunk.job, e)
         if not record.running:
             self._jobs.pop(chunk.job, None)
 
     def _send(self, record: _Job, stage: str, chunk: Chunk) -> None:
-        if stage == CLIENT:
-            self._mailbox.send(record.reply_to, Deliver(stage=CLIENT, chunk=chunk, sent=time.monotonic()))
-        elif record.placement[stage] == self._mailbox.address:
-            self._arrive(stage, chunk)
-        else:
-            self._mailbox.send(
-                record.placement[stage], Deliver(stage=stage, chunk=chunk, sent=time.monotonic())
-            )
-
-    def _arrive(self, stage: str, chunk: Chunk) -> None:
-        record = self._jobs.get(chunk.job)
-        if record is None:  # its submission may be on another socket still, or it was aborted
-            entry = self._orphans.setdefault(chunk.job, (time.monotonic(), []))
-            entry[1].append((stage, chunk))
+        address = record.reply_to if stage == CLIENT else record.placement[stage]
+        if address == self._mailbox.address:
+            self._arrive(record, stage, chunk)
             return
+        way = chunk.source, stage
+        message = Deliver(stage=stage, chunk=chunk, number=record.sent[way], sent=time.monotonic())
+        record.sent[way] += 1
+        self._mailbox.send(address, message)
+
+    def _receive(self, m: Deliver) -> None:
+        record = self._jobs.get(m.chunk.job)
+        if record is None:  # its submission may be on another socket still, or it was aborted
+            self._orphans.setdefault(m.chunk.job, (time.monotonic(), []))[1].append(m)
+            return
+        way = m.chunk.source, m.stage
+        if m.number != record.received[way]:
+            self._fail(m.chunk.job, lost_chunk(m, record.received[way]))
+            return
+        record.received[way] += 1
         record.heard = time.monotonic()
+        if m.chunk.last:
+            record.ended.add(m.chunk.source)
+        self._arrive(record, m.stage, m.chunk)
+
+    def _arrive(self, record: _Job, stage: str, chunk: Chunk) -> None:
         if chunk.source in record.conditions[stage]:
             record.conditions[stage][chunk.source].append(chunk)
             self._maybe_start(record, stage)
@@ -386,7 +410,8 @@ class Worker:
                 )
 
     def _reads_elsewhere(self, record: _Job) -> bool:
-        elsewhere = [s for s in record.job.route if record.placement[s] != self._mailbox.address]
+        here = self._mailbox.address
+        elsewhere = [s for s in record.job.route if record.placement[s] != here and s not in record.ended]
         return any(stage in self._stages[source].feeds for source in elsewhere for stage in record.running)
 
     def status(self, now: float) -> Status:
@@ -426,6 +451,14 @@ def joined(chunks: list[Chunk]) -> Chunk:
         return chunks[0]
     arrays = {name: np.concatenate([c.arrays[name] for c in chunks]) for name in chunks[-1].arrays}
     return msgspec.structs.replace(chunks[-1], arrays=arrays)
+
+
+def lost_chunk(m: Deliver, expected: int) -> RequestFailed:
+    """What to say when a chunk did not come."""
+    return RequestFailed(
+        f"chunk {expected} from {m.chunk.source} to {m.stage} was lost; number {m.number} came instead",
+        code="handoff_lost",
+    )
 
 
 def error_of(failed: Failed) -> HocketError:

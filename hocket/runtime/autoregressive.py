@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hocket.core import AutoregressiveProgram, Chunk, Job, Prompt
+from hocket.core import NOTHING, AutoregressiveProgram, Chunk, ChunkKind, HandsOver, Job, Prompt
 from hocket.errors import InvalidRequest
 from hocket.nn.staging import to_device
 from hocket.runtime.blocks import KvBlocks
@@ -55,6 +55,7 @@ class AutoregressiveLimits:
 class _Task:
     job: Job
     prompt: Prompt
+    limit: int  # frames
     order: int  # of arrival
     hashes: list[bytes] = field(default_factory=list)  # of the full blocks of its prompt
     frames: list[np.ndarray] = field(default_factory=list)  # made and read, one a step
@@ -66,6 +67,7 @@ class _Task:
     arrived: float | None = field(default_factory=time.monotonic)  # None: it has had a place
     clock: PlaybackClock = field(default_factory=PlaybackClock)
     paused: bool = False
+    handed_over: bool = False  # what its prefill made for its readers
     chunks: int = 0
 
     @property
@@ -126,6 +128,8 @@ class AutoregressiveRunner:
                 )
                 self._run_step, self._run_prefill = self._graphs.step, self._graphs.prefill
         self._ring = OutputRing(limits.in_flight)
+        self._hands_over = program if isinstance(program, HandsOver) else None
+        self._handed = OutputRing(limits.slots)  # what was made before a job's first step
         self._tasks: dict[str, _Task] = {}
         self._waiting: list[tuple[tuple[int, int], _Task]] = []
         self._resident: dict[int, _Task] = {}  # by slot
@@ -139,16 +143,17 @@ class AutoregressiveRunner:
     def start(self, job: Job, arrived: Mapping[str, Chunk]) -> None:
         """Queue a job. Raises InvalidRequest when it could never fit."""
         prompt = self.program.begin(job, arrived)
-        tokens = len(prompt.row_keys) + job.max_frames - 1
+        limit = job.frames_allowed(self.name)
+        tokens = len(prompt.row_keys) + limit - 1
         if tokens > self._max_context:
             raise InvalidRequest(
-                f"the prompt takes {len(prompt.row_keys)} positions and {job.max_frames} frames are allowed, "
+                f"the prompt takes {len(prompt.row_keys)} positions and {limit} frames are allowed, "
                 f"but {self.name} holds {self._max_context} in all; shorten the text or lower max_new_tokens",
                 param="input",
                 code="context_too_long",
             )
         self._arrivals += 1
-        task = _Task(job, prompt, self._arrivals)
+        task = _Task(job, prompt, limit, self._arrivals)
         self._tasks[job.id] = task
         self._unpark(task)
 
@@ -157,7 +162,10 @@ class AutoregressiveRunner:
         task = self._tasks.get(chunk.job)
         if task is not None:
             self.program.take(task.prompt, chunk)
-            self._text_grew(task)
+            if task.prompt.frames_ready() == NOTHING:
+                self._end_empty(task)
+            else:
+                self._text_grew(task)
 
     def warm(self) -> None:
         """Do before the first request what the first requests would wait for."""
@@ -191,20 +199,45 @@ class AutoregressiveRunner:
             self._waiting = [entry for entry in self._waiting if entry[1] is not task]
             heapq.heapify(self._waiting)
 
+    def _end_empty(self, task: _Task) -> None:
+        """End a job for which there is nothing to make."""
+        self.abort(task.job.id)
+        kind = self.program.gives
+        self._sink(
+            Chunk(
+                job=task.job.id,
+                source=self.name,
+                index=0,
+                kind=kind,
+                arrays={kind.value: np.zeros((0, 0), np.int32)},
+                last=True,
+                finish_reason="stop",
+            )
+        )
+
     def tick(self, now: float) -> bool:
-        """Launch what can be launched, read what is there. False when there was nothing to do."""
+        """Launch what can be launched, read what is there. False when there was nothing to do.
+
+        Never waits for the device, unless only one step may be in flight.
+        """
         with on(self._stream):
-            worked = self._collect(now, wait=self._ring.full)
-            self._admit(now)
-            worked |= self._prefill()
-            worked |= self._step(now)
-            if self.limits.in_flight == 1 or not worked:
-                worked |= self._collect(now, wait=self.limits.in_flight == 1)
+            worked = self._collect(now, wait=False)
+            if not self._ring.full:
+                self._admit(now)
+                worked |= self._prefill()
+                worked |= self._step(now)
+                if self.limits.in_flight == 1 or not worked:
+                    worked |= self._collect(now, wait=self.limits.in_flight == 1)
         self.stats.observe(now, worked, any(not task.stalled for task in self._tasks.values()))
         return worked
 
     def jobs(self) -> list[str]:
         return list(self._tasks)
+
+    @property
+    def launched(self) -> bool:
+        """Whether the device is at work, or its results wait to be read."""
+        return len(self._ring) > 0
 
     def refresh_stats(self) -> StageStats:
         s = self.stats
@@ -354,7 +387,7 @@ class AutoregressiveRunner:
         ready = [
             t
             for t in self._resident.values()
-            if t.tokens >= t.prefill_rows and t.launched < t.job.max_frames and not t.stalled
+            if t.tokens >= t.prefill_rows and t.launched < t.limit and not t.stalled
         ]
         if len(ready) > self.limits.max_batch:
             ready.sort(key=lambda t: (-t.job.priority, t.clock.slack(now), t.order))
@@ -364,6 +397,7 @@ class AutoregressiveRunner:
         if not ready:
             return False
         self._write_tables()
+        self._hand_over(ready)
         owners = [Owner(t.slot, self._slots.epoch[t.slot], t) for t in ready]
         context = self._context(max(t.tokens for t in ready) + 1)
         variant = 0
@@ -376,6 +410,18 @@ class AutoregressiveRunner:
             self.stats.graph_steps += self._graphs is not None
             self._ring.push(owners, [out.chunk, out.emit, out.stop])
         return True
+
+    def _hand_over(self, ready: list[_Task]) -> None:
+        """Send on their way what the prefill of these tasks made for their readers."""
+        if self._hands_over is None:
+            return
+        for t in ready:
+            if not t.handed_over:
+                t.handed_over = True
+                made = self._hands_over.hand_over(self._state.tensors, t.slot, t.prompt)
+                if made:
+                    owner = Owner(t.slot, self._slots.epoch[t.slot], (t, list(made)))
+                    self._handed.push([owner], [tensor[None] for tensor in made.values()])
 
     def _batch_slots(self, tasks: list[_Task]) -> Tensor:
         """The batch's slots on the device; the last tensor again while the batch is the same."""
@@ -407,6 +453,7 @@ class AutoregressiveRunner:
         popped = self._ring.pop(wait=wait)
         if popped is None:
             return False
+        self._collect_handed()
         owners, (chunks, emits, stops) = popped
         for owner, frame, emit, stop in zip(owners, chunks, emits.tolist(), stops.tolist(), strict=False):
             if self._slots.epoch[owner.slot] != owner.epoch:
@@ -423,9 +470,23 @@ class AutoregressiveRunner:
                 self._emit(task, frame[None] if emit else frame[None][:0], last=stop)
         return True
 
+    def _collect_handed(self) -> None:
+        """Pass on what was launched before the step that was just read: it comes before its frames."""
+        while (popped := self._handed.pop(wait=False)) is not None:
+            (owner,), arrays = popped
+            task, names = owner.task
+            task.handed_over = self._slots.epoch[owner.slot] == owner.epoch  # else once more, after a resume
+            if task.handed_over:
+                rows = {name: array[0] for name, array in zip(names, arrays, strict=True)}
+                chunk = Chunk(
+                    job=task.job.id, source=self.name, index=task.chunks, kind=ChunkKind.ROWS, arrays=rows
+                )
+                task.chunks += 1
+                self._sink(chunk)
+
     def _emit(self, task: _Task, frames: np.ndarray, *, last: bool) -> None:
         kind = self.program.gives
-        length = last and len(frames) > 0 and len(task.frames) >= task.job.max_frames
+        length = last and len(frames) > 0 and len(task.frames) >= task.limit
         self._sink(
             Chunk(
                 job=task.job.id,

@@ -24,6 +24,8 @@ class OneShotLimits:
 class OneShotRunner:
     """Schedules the jobs of one one-shot stage; `sink` gets its results."""
 
+    launched = False  # a batch is waited for
+
     def __init__(
         self, name: str, program: OneShotProgram, gives: ChunkKind, limits: OneShotLimits, sink: Sink
     ) -> None:

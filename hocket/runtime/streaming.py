@@ -133,19 +133,26 @@ class StreamingRunner:
             self._release(stream)
 
     def tick(self, now: float) -> bool:
+        """As `AutoregressiveRunner.tick`."""
         with on(self._stream):
-            worked = self._collect(now, wait=self._ring.full)
-            for frames, streams in self._due(now):
-                if self._ring.full:
-                    self._collect(now, wait=True)
-                self._step(frames, streams)
-                worked = True
-            worked |= self._collect(now, wait=self.limits.in_flight == 1)
+            worked = self._collect(now, wait=False)
+            if not self._ring.full:
+                for frames, streams in self._due(now):
+                    if self._ring.full and not self._collect(now, wait=self.limits.in_flight == 1):
+                        break  # the rest is due in a later turn
+                    self._step(frames, streams)
+                    worked = True
+                worked |= self._collect(now, wait=self.limits.in_flight == 1)
         self.stats.observe(now, worked, any(s.pending for s in self._streams.values()))
         return worked
 
     def jobs(self) -> list[str]:
         return list(self._streams)
+
+    @property
+    def launched(self) -> bool:
+        """Whether the device is at work, or its results wait to be read."""
+        return len(self._ring) > 0
 
     def refresh_stats(self) -> StageStats:
         self.stats.slots_used = self._slots.used
