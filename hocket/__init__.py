@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hocket import errors
-    from hocket.core import Reference, Sampling, SpeechRequest
+    from hocket.core import Chat, Media, Message, Reference, Sampling, SpeechRequest
     from hocket.engine.blocking import Engine
     from hocket.engine.client import AsyncEngine
 
@@ -22,11 +22,25 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 __version__ = "0.1.0"
-__all__ = ["AsyncEngine", "Engine", "Reference", "Sampling", "SpeechRequest", "__version__", "errors"]
+__all__ = [
+    "AsyncEngine",
+    "Chat",
+    "Engine",
+    "Media",
+    "Message",
+    "Reference",
+    "Sampling",
+    "SpeechRequest",
+    "__version__",
+    "errors",
+]
 
 _HOMES = {
     "AsyncEngine": "hocket.engine.client",
+    "Chat": "hocket.core",
     "Engine": "hocket.engine.blocking",
+    "Media": "hocket.core",
+    "Message": "hocket.core",
     "Reference": "hocket.core",
     "Sampling": "hocket.core",
     "SpeechRequest": "hocket.core",

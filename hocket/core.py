@@ -14,7 +14,7 @@ import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -53,10 +53,43 @@ class Reference:
 
 
 @dataclass(slots=True, kw_only=True)
-class SpeechRequest:
-    """One utterance. Fields left None take the family's or the server's default."""
+class Media:
+    """A recording, a picture or a film inside a message."""
 
-    text: str
+    kind: Literal["audio", "image", "video"]
+    data: np.ndarray  # audio: float32 [n], mono; image: uint8 [h, w, 3]; video: uint8 [t, h, w, 3]
+    rate_hz: float = 0  # samples a second, or frames a second of a film
+    sound: Media | None = None  # a film's own
+
+
+@dataclass(slots=True, kw_only=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: str  # system, user, assistant or tool
+    parts: Sequence[str | Media] = ()
+    tool_calls: Sequence[Mapping[str, Any]] = ()  # as the API has them; of the assistant
+
+
+@dataclass(slots=True, kw_only=True)
+class Chat:
+    """A conversation to be answered, by families that understand what they say."""
+
+    messages: Sequence[Message]
+    modalities: Sequence[str] | None = None  # what the answer is made of; None: all that can be had
+    sampling: Sampling = field(default_factory=Sampling)  # of its text; `inner_` fields mean nothing here
+    max_tokens: int | None = None  # of text
+    tools: Sequence[Mapping[str, Any]] = ()
+    audio_in_video: bool = False  # films are heard too, in step with their frames
+
+
+@dataclass(slots=True, kw_only=True)
+class SpeechRequest:
+    """One utterance: a text to speak, or a chat to answer. Fields left None take the family's or the
+    server's default."""
+
+    text: str = ""
+    chat: Chat | None = None
     voice: str | None = None
     language: str | None = None
     instructions: str | None = None
@@ -100,6 +133,9 @@ class ModelInfo:
     clones: bool  # takes recordings of a voice
     instructions: bool  # follows instructions about style
     streams_text: bool  # text may grow while it is spoken
+    reads: tuple[str, ...] = ()  # kinds of `Media` a chat may hold
+    answers: tuple[str, ...] = ()  # modalities it answers a chat with; none: it only speaks texts
+    thinks: bool = False  # an answer begins inside a block of thoughts, which </think> ends
 
 
 # --- what travels ------------------------------------------------------------------------------
@@ -111,6 +147,7 @@ class ChunkKind(str, enum.Enum):
     """
 
     CODES = "codes"  # {"codes": int32 [n, codebooks]}
+    TOKENS = "tokens"  # {"tokens": int32 [n, 1]}  ids of text
     LATENTS = "latents"  # {"latents": float32 [n, d]}
     ROWS = "rows"  # {"rows": [n, d]}, {"ids": int32 [n]}
     CONDITIONING = "conditioning"  # named arrays, one chunk per job
@@ -141,6 +178,7 @@ class Job(msgspec.Struct, kw_only=True):
     inputs: dict[str, bytes]
     seed: int
     max_frames: int
+    limits: dict[str, int] = {}  # frames a stage may make, where it is not max_frames
     priority: int = 0
     timeout_s: float | None = None
     first_chunk_frames: int = 0
@@ -149,6 +187,10 @@ class Job(msgspec.Struct, kw_only=True):
     taps: tuple[str, ...] = ()  # stages whose chunks the client wants to see as well
     text_tokens: int = 0  # for usage
     audio_tokens: int = 0
+
+    def frames_allowed(self, stage: str) -> int:
+        """Most frames that `stage` may make."""
+        return self.limits.get(stage, self.max_frames)
 
 
 # --- what a stage declares ---------------------------------------------------------------------
@@ -177,6 +219,7 @@ class Stage:
     kind: StageKind
     gives: ChunkKind
     feeds: tuple[str, ...]  # stage names, or CLIENT
+    optional: bool = False  # a profile may leave it out: requests that need it are then refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +291,9 @@ class PagedKV:
 # --- programs ----------------------------------------------------------------------------------
 
 
+NOTHING = -1  # of `Prompt.frames_ready`
+
+
 class Prompt(Protocol):
     """What an autoregressive program reads from one job, on the host."""
 
@@ -256,7 +302,7 @@ class Prompt(Protocol):
 
     def frames_ready(self) -> int | None:
         """Frames that can be made with what has arrived; None: no limit. While it is 0 the rows may
-        still grow, and the job waits without a slot."""
+        still grow, and the job waits without a slot. NOTHING: none, ever; the job ends without a frame."""
 
 
 class StepOutput(msgspec.Struct):
@@ -288,14 +334,15 @@ class AutoregressiveProgram(Protocol):
         """Read the job's input. `arrived` holds one conditioning chunk per upstream one-shot stage."""
 
     def feed(self, prompt: Any, data: bytes) -> None:
-        """Append text that a client sent after the start (host side; see `write_text`)."""
+        """Append text that a client sent after the start (host side; see `write_texts`)."""
 
     def take(self, prompt: Any, chunk: Chunk) -> None:
-        """Append what an upstream stage made while this one runs (host side; see `write_text`).
+        """Append what an upstream stage made while this one runs (host side; see `write_texts`).
         Called only where the family feeds this stage from one that gives no CONDITIONING."""
 
-    def write_text(self, state: Any, slot: int, prompt: Any) -> None:
-        """Bring what the slot reads frame by frame up to date with the prompt."""
+    def write_texts(self, state: Any, slots: Sequence[int], prompts: Sequence[Any]) -> None:
+        """Bring what these slots read frame by frame up to date with their prompts. Called before a step,
+        once for all of its jobs whose text has grown."""
 
     def join(self, state: Any, slot: int, job: Job, prompt: Any, frames: np.ndarray) -> None:
         """Write the slot's row for a job that has already made `frames` [k, ...] (k is 0 at first).
@@ -313,6 +360,22 @@ class AutoregressiveProgram(Protocol):
 
     def step(self, state: Any, slots: Tensor, context: int, variant: int) -> StepOutput:
         """Make one frame for each slot of slots [b] (0 pads). `context` bounds every position + 1."""
+
+
+@runtime_checkable
+class HandsOver(Protocol):
+    """An autoregressive program whose prefill makes something that its readers need beside the frames."""
+
+    def hand_over(self, state: Any, slot: int, prompt: Any) -> dict[str, Tensor]:
+        """Named tensors that go to the readers as one ROWS chunk before the first frame; empty: no chunk.
+        Called once the prompt's rows have been launched. Rows of a shared prefix count too."""
+
+
+@runtime_checkable
+class Varied(Protocol):
+    """An autoregressive program whose usual step is not variant 0."""
+
+    usual_variant: int  # what most requests need: made ready before the first comes
 
 
 @dataclass(slots=True)

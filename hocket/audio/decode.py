@@ -32,21 +32,21 @@ _TYPES = "wav, mp3, flac, ogg/opus, aac/m4a, webm"
 
 _PIECE = 256 << 10  # characters, a multiple of four
 
-_DATA_URL = re.compile(r"data:audio/[^,]{1,120};base64,", re.IGNORECASE)
+_DATA_URL = re.compile(r"data:(audio|image|video)/[^,]{1,120};base64,", re.IGNORECASE)
 
 
-def parse_data_url(url: str, *, param: str, max_bytes: int = 10 << 20) -> bytes:
-    """The bytes in a `data:audio/…;base64,…` URL.
+def parse_data_url(url: str, *, param: str, max_bytes: int = 10 << 20, kind: str = "audio") -> bytes:
+    """The bytes in a `data:audio/…;base64,…` URL; `kind` may be image or video as well.
 
     The size is checked before anything is decoded. Raises InvalidRequest `bad_reference` when it is over
     `max_bytes`, when the base64 is damaged, and for any other string, bare base64 included.
     """
     start = _DATA_URL.match(url)
-    if start is None:
-        raise _bad(f"{param} is not a data:audio/…;base64,… URL; bare base64 is not accepted", param)
+    if start is None or start[1].lower() != kind:
+        raise _bad(f"{param} is not a data:{kind}/…;base64,… URL; bare base64 is not accepted", param)
     size = (len(url) - start.end()) * 3 // 4 - url[-2:].count("=")
     if size > max_bytes:
-        raise _bad(f"{param} holds {size} bytes of audio; at most {max_bytes} are accepted", param)
+        raise _bad(f"{param} holds {size} bytes of {kind}; at most {max_bytes} are accepted", param)
     # In pieces: decoding holds the interpreter, and megabytes at once would hold it for tens of milliseconds.
     pieces = [url[at : at + _PIECE] for at in range(start.end(), len(url), _PIECE)]
     try:

@@ -12,7 +12,7 @@ import numpy as np
 
 from hocket.core import ModelInfo, SpeechRequest
 from hocket.engine.client import AsyncEngine
-from hocket.engine.stream import Audio, Speech, Stream
+from hocket.engine.stream import Audio, Speech, Stream, Text
 
 T = TypeVar("T")
 
@@ -56,7 +56,9 @@ class Engine:
         parts = [audio.samples for audio in stream]
         inner = stream.stream
         samples = np.concatenate(parts) if parts else np.zeros(0, np.float32)
-        return Speech(samples, inner.sample_rate_hz, inner.finish_reason or "", inner.usage, inner.seed)
+        return Speech(
+            samples, inner.sample_rate_hz, inner.finish_reason or "", inner.usage, inner.seed, inner.text
+        )
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -81,6 +83,16 @@ class SyncStream:
             return self._engine._run(self.stream.__anext__())
         except StopAsyncIteration:
             raise StopIteration from None
+
+    def pieces(self) -> Iterator[Audio | Text]:
+        """Audio and text, in the order in which they come."""
+        pieces = self.stream.pieces()
+
+        async def following() -> Audio | Text | None:
+            return await anext(pieces, None)
+
+        while (piece := self._engine._run(following())) is not None:
+            yield piece
 
     def close(self) -> None:
         """Abort the request; nothing when it is over."""

@@ -25,7 +25,10 @@ class Mailbox(Protocol):
     address: str
 
     def send(self, address: str, message: Message) -> None:
-        """Put a message on its way with the next flush. To an address nobody holds it is lost."""
+        """Put a message on its way with the next flush. To an address nobody holds it is lost.
+
+        Raises RequestFailed if the carrier refuses it.
+        """
 
     def flush(self) -> None: ...
 

@@ -36,7 +36,7 @@ from hocket.engine.messages import (
 )
 from hocket.engine.profile import Profile, StageProfile
 from hocket.engine.stream import Stream
-from hocket.engine.worker import WorkerPlan, error_of
+from hocket.engine.worker import WorkerPlan, error_of, lost_chunk
 from hocket.errors import HocketError, RequestFailed, StartupError, WorkerDied
 
 log = logging.getLogger("hocket.engine")
@@ -87,11 +87,13 @@ class Fleet:
     ) -> None:
         self._launcher, self._kinds, self._finished = launcher, kinds, finished
         self.seats = {plan.name: Seat(plan) for plan in plans}
+        self._stages = {stage for seat in self.seats.values() for stage in seat.plan.stages}
         self.restarts = 0
         self.transfers: defaultdict[str, Transfers] = defaultdict(Transfers)  # by the stage they come from
         self._streams: dict[str, Stream] = {}  # by job
         self._traced: dict[str, asyncio.Future[str]] = {}  # answers that are waited for, by worker
         self._placements: dict[str, dict[str, str]] = {}  # job -> stage -> address
+        self._received: defaultdict[str, dict[str, int]] = defaultdict(dict)  # job -> stage -> chunks
         self._mailbox = open_mailbox(launcher.client_address())
         self._open = True
         self._error: HocketError | None = None
@@ -173,6 +175,12 @@ class Fleet:
     def ready(self) -> bool:
         return all(seat.ready for seat in self.seats.values())
 
+    @property
+    def serving(self) -> bool:
+        """Whether every stage has a replica that runs."""
+        there = {stage for seat in self.seats.values() if seat.ready for stage in seat.plan.stages}
+        return self._stages <= there
+
     def trouble(self) -> str | None:
         """Why the fleet is not healthy; None when it is."""
         now = time.monotonic()
@@ -212,9 +220,7 @@ class Fleet:
         for m in messages:
             if isinstance(m, Deliver):
                 self.transfers[m.chunk.source].add(time.monotonic() - m.sent)
-                stream = self._streams.get(m.chunk.job)
-                if stream is not None:
-                    stream.receive(m.chunk)
+                self._deliver(m)
             elif isinstance(m, Failed):
                 self._failed(m)
             elif isinstance(m, Traced):
@@ -230,6 +236,18 @@ class Fleet:
                         self._changed.set()
                     else:
                         seat.status = m
+
+    def _deliver(self, m: Deliver) -> None:
+        stream = self._streams.get(m.chunk.job)
+        if stream is None:
+            return
+        received = self._received[m.chunk.job]
+        expected = received.get(m.chunk.source, 0)
+        received[m.chunk.source] = expected + 1
+        if m.number != expected:
+            stream.end(lost_chunk(m, expected))
+        else:
+            stream.receive(m.chunk)
 
     async def trace(self, files: Mapping[str, str] | None) -> None:
         """Have every worker record what it does; with files, by worker, stop and write there.
@@ -274,7 +292,10 @@ class Fleet:
     def dispatch(self, stream: Stream, job: Job) -> None:
         placement: dict[str, str] = {}
         for stage in job.route:
-            hosts = [s for s in self.seats.values() if stage in s.plan.stages and s.launched is not None]
+            hosts = [s for s in self.seats.values() if stage in s.plan.stages and s.ready]
+            if not hosts:  # the last one died since the request was admitted
+                stream.end(WorkerDied(f"no worker runs stage {stage} now"))
+                return
             # A job's stages share a worker where they can: its chunks then never leave it.
             seat = min(hosts, key=lambda s: (len(s.jobs) - (job.id in s.jobs), job.id not in s.jobs))
             assert seat.launched is not None
@@ -303,6 +324,7 @@ class Fleet:
         for job_id in job_ids:
             self._streams.pop(job_id, None)
             self._placements.pop(job_id, None)
+            self._received.pop(job_id, None)
             for seat in self.seats.values():
                 seat.jobs.discard(job_id)
         if stream.over:

@@ -42,10 +42,12 @@ class Pause(msgspec.Struct, tag=True, kw_only=True):
 
 
 class Deliver(msgspec.Struct, tag=True, kw_only=True):
-    """`chunk` for stage `stage` of its job. `sent` is the sender's monotonic clock, in seconds."""
+    """`chunk` for stage `stage` of its job. `number` counts what went from one stage to another for a job, so
+    that the reader sees a gap; `sent` is the sender's monotonic clock, in seconds."""
 
     stage: str
     chunk: Chunk
+    number: int = 0
     sent: float = 0.0
 
 

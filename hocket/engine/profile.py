@@ -36,6 +36,7 @@ class StageProfile(msgspec.Struct, frozen=True, kw_only=True):
     kv_blocks: int | None = None  # blocks of the KV cache, or
     kv_memory: float | None = None  # share of the device's memory, of what the weights leave free
     block_tokens: int = 16  # tokens a KV block
+    max_context: int = 8192  # tokens of one request, prompt and frames; the model's own limit if that is less
     prefill_tokens: int = 512  # prompt tokens run between two frame steps
     prefix_cache: bool = True  # reuse KV blocks of equal prompt beginnings
     replicas: int = 1  # copies of the stage
@@ -93,6 +94,7 @@ def match_stages(profile: Profile, stages: Sequence[Stage]) -> None:
     an autoregressive stage without a KV size, or a batch larger than its slots.
     """
     kinds = {stage.name: stage.kind for stage in stages}
+    optional = {stage.name for stage in stages if stage.optional}
     for name in profile.stages:
         if name not in kinds:
             problem = unknown(name, kinds, f"stages of {profile.family}")
@@ -100,7 +102,10 @@ def match_stages(profile: Profile, stages: Sequence[Stage]) -> None:
     for name, kind in kinds.items():
         field = f"stages.{name}"
         if name not in profile.stages:
-            raise profile.error("stages", f"{field} is missing; {profile.family} needs {', '.join(kinds)}")
+            if name in optional:
+                continue
+            needed = ", ".join(k for k in kinds if k not in optional)
+            raise profile.error("stages", f"{field} is missing; {profile.family} needs {needed}")
         stage = profile.stages[name]
         for setting in STAGE_SETTINGS:
             if f"{field}.{setting}" in profile.origins and setting in UNUSED[kind]:
@@ -170,6 +175,7 @@ STAGE_SETTINGS: dict[str, Setting] = {
     "kv_blocks": whole(1),
     "kv_memory": SHARE,
     "block_tokens": whole(1),
+    "max_context": whole(1),
     "prefill_tokens": whole(1),
     "prefix_cache": SWITCH,
     "replicas": whole(1),
@@ -180,7 +186,7 @@ GLOBAL_SETTINGS: dict[str, Setting] = {"max_waiting": whole(0), "threads": whole
 ALTERNATIVES = {"kv_blocks": "kv_memory", "kv_memory": "kv_blocks"}
 """Two ways to say one thing: setting one in a later layer takes back the other."""
 
-PAGED = ("kv_blocks", "kv_memory", "block_tokens", "prefill_tokens", "prefix_cache")
+PAGED = ("kv_blocks", "kv_memory", "block_tokens", "max_context", "prefill_tokens", "prefix_cache")
 UNUSED: dict[StageKind, tuple[str, ...]] = {
     StageKind.AUTOREGRESSIVE: ("max_chunk_frames",),
     StageKind.STREAMING: PAGED,

@@ -107,6 +107,7 @@ def build_runners(
                 max_batch=p.max_batch,
                 kv_blocks=(p.kv_blocks or blocks_that_fit(program, p, device)) + 1,
                 block_tokens=p.block_tokens,
+                max_context=p.max_context,
                 prefill_tokens=p.prefill_tokens,
                 prefix_cache=p.prefix_cache,
                 in_flight=in_flight,

@@ -7,6 +7,9 @@ everywhere) or `triton` (kernels everywhere; on a CPU under Triton's interpreter
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -55,9 +58,34 @@ def overlap(x: Tensor) -> dict[str, bool]:
     return {"PDL": True, "launch_pdl": True}
 
 
+@contextmanager
+def compiling_ahead(threads: int = 16) -> Iterator[None]:
+    """Compile the Triton kernels that are called inside, side by side; none is launched.
+
+    What they would write stays as it was, so calls inside must not look up anything by what a kernel gives.
+    Without Triton, or under its interpreter, kernels (if any) run as ever.
+    """
+    if not _AVAILABLE or triton.knobs.runtime.interpret:
+        yield
+        return
+    from triton.runtime.jit import JITFunction
+
+    launch = JITFunction.run
+
+    def run(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        return launch(self, *args, grid=grid, warmup=True, **options)
+
+    JITFunction.run = run
+    try:
+        with ThreadPoolExecutor(threads) as pool, triton.AsyncCompileMode(pool):
+            yield
+    finally:
+        JITFunction.run = launch
+
+
 def next_power_of_2(n: int) -> int:
     """The least power of two that is at least `n`."""
     return 1 << max(n - 1, 0).bit_length()
 
 
-__all__ = ["next_power_of_2", "overlap", "tl", "triton", "use_triton"]
+__all__ = ["compiling_ahead", "next_power_of_2", "overlap", "tl", "triton", "use_triton"]

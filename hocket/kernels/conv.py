@@ -19,20 +19,27 @@ Activation = tuple[Tensor, Tensor]  # SnakeBeta's alpha and gain, fp32 [c]
 # --- history -----------------------------------------------------------------------------------
 
 
-def carry_torch(past: Tensor, slots: Tensor, x: Tensor, activation: Activation | None = None) -> Tensor:
+def carry_torch(
+    past: Tensor, slots: Tensor, x: Tensor, activation: Activation | None = None, skip: Tensor | None = None
+) -> Tensor:
     """Put each row's past before its chunk, and keep the end of both as the past of the next.
 
     past [slots, p, ...] is written in place at `slots`; x [t, b, ...], through the activation if there is one
-    -> [p + t, b, ...]
+    -> [p + t, b, ...]. skip int32 [b]: steps at the head of a row's x that count as zeros.
     """
     if activation is not None:
         x = snake_torch(x, *activation)
+    if skip is not None:
+        late = torch.arange(x.shape[0], device=x.device)[:, None] >= skip  # [t, b]
+        x = torch.where(late.view(*late.shape, *[1] * (x.dim() - 2)), x, 0)
     joined = torch.cat([past.index_select(0, slots).transpose(0, 1), x])
     past.index_copy_(0, slots, joined[x.shape[0] :].transpose(0, 1))
     return joined
 
 
-def carry_triton(past: Tensor, slots: Tensor, x: Tensor, activation: Activation | None = None) -> Tensor:
+def carry_triton(
+    past: Tensor, slots: Tensor, x: Tensor, activation: Activation | None = None, skip: Tensor | None = None
+) -> Tensor:
     """`carry_torch` as a kernel: the same arguments, the same meaning."""
     x = x.contiguous()
     t, b = x.shape[:2]
@@ -42,17 +49,20 @@ def carry_triton(past: Tensor, slots: Tensor, x: Tensor, activation: Activation 
     rows = max(1, 4096 // columns)
     alpha, gain = (x, x) if activation is None else activation
     _carry[(-(-(reach + t) * b // rows), -(-c // columns))](
-        x, past, slots, alpha, gain, joined, (reach + t) * b, reach, b, c,
-        SNAKE=activation is not None, ROWS=rows, COLUMNS=columns, num_warps=4, **overlap(x),
+        x, past, slots, alpha, gain, slots if skip is None else skip, joined, (reach + t) * b, reach, b, c,
+        SNAKE=activation is not None, SKIP=skip is not None, ROWS=rows, COLUMNS=columns,
+        num_warps=4, **overlap(x),
     )  # fmt: skip
     # In a launch of its own: a row's new past may lie where another's old one is still to be read.
     past.index_copy_(0, slots, joined[t:].transpose(0, 1))
     return joined
 
 
-def carry(past: Tensor, slots: Tensor, x: Tensor, activation: Activation | None = None) -> Tensor:
+def carry(
+    past: Tensor, slots: Tensor, x: Tensor, activation: Activation | None = None, skip: Tensor | None = None
+) -> Tensor:
     """`carry_torch`, which says what it does, or its kernel; `hocket.kernels.choice` picks."""
-    return (carry_triton if use_triton(x) else carry_torch)(past, slots, x, activation)
+    return (carry_triton if use_triton(x) else carry_torch)(past, slots, x, activation, skip)
 
 
 # --- convolution -------------------------------------------------------------------------------
@@ -155,8 +165,8 @@ def _snake(value, alpha, gain, inside):
 
 @triton.jit(do_not_specialize=["count", "reach", "b"])
 def _carry(
-    x, past, slots, alpha, gain, joined, count, reach, b, c,
-    SNAKE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
+    x, past, slots, alpha, gain, skip, joined, count, reach, b, c,
+    SNAKE: tl.constexpr, SKIP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -172,6 +182,9 @@ def _carry(
     value = tl.load(x + (row - reach * b).to(tl.int64)[:, None] * c + column, inside & (old == 0), 0.0)
     if SNAKE:
         value = _snake(value.to(tl.float32), alpha + column, gain + column, column < c).to(kept.dtype)
+    if SKIP:
+        late = step - reach >= tl.load(skip + stream, row < count, 0)
+        value = tl.where(late[:, None], value, 0.0).to(kept.dtype)
     tl.store(joined + row.to(tl.int64)[:, None] * c + column, tl.where(old, kept, value), inside)
 
 

@@ -10,6 +10,7 @@ has no unsigned arithmetic.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +49,31 @@ def gumbel(key: Tensor, token: Tensor) -> Tensor:
     return -torch.log(-torch.log(uniform))
 
 
+def frame_normal_torch(seed: Tensor, frame: Tensor, n: int) -> Tensor:
+    """n standard normal values for one frame: seed int64 [b], frame int32 [b] -> fp32 [b, n].
+
+    By the transform of Box and Muller (1958), with the key of the frame's first codebook.
+    """
+    key = noise_key(seed, frame, 1)
+    place = torch.arange(1, 2 * n + 1, device=seed.device)
+    bits = mix(key ^ mix(place)) >> 9
+    radius, angle = ((bits.float() + 0.5) * 2.0**-23).chunk(2, dim=1)
+    return torch.sqrt(-2 * torch.log(radius)) * torch.cos(2 * math.pi * angle)
+
+
+def frame_normal_triton(seed: Tensor, frame: Tensor, n: int) -> Tensor:
+    """`frame_normal_torch` as a kernel: the same arguments, the same meaning."""
+    b = seed.shape[0]
+    out = torch.empty(b, n, dtype=torch.float32, device=seed.device)
+    _frame_normal[(b,)](seed, frame, out, n, BLOCK=next_power_of_2(n), num_warps=1, **overlap(out))
+    return out
+
+
+def frame_normal(seed: Tensor, frame: Tensor, n: int) -> Tensor:
+    """`frame_normal_torch`, which says what it does, or its kernel; `hocket.kernels.choice` picks."""
+    return (frame_normal_triton if use_triton(seed) else frame_normal_torch)(seed, frame, n)
+
+
 @dataclass(slots=True)
 class DrawOptions:
     """Sampling options, one a row or one a slot."""
@@ -70,7 +96,7 @@ class Repetition:
 def draw(logits: Tensor, o: DrawOptions, key: Tensor, variant: int) -> Tensor:
     """Draw one token a row: logits fp32 [b, v], key int64 [b] -> int64 [b].
 
-    Order as in transformers' generate: temperature, top-k (ties with the k-th kept), top-p.
+    Order as in transformers' generate: temperature, top-k, top-p; ties with the last candidate are kept.
     """
     width = logits.shape[1] if variant & WIDE else min(NARROW, logits.shape[1])
     scores, token = logits.topk(width, dim=1)  # [b, width], best first
@@ -80,7 +106,8 @@ def draw(logits: Tensor, o: DrawOptions, key: Tensor, variant: int) -> Tensor:
     keep = scores >= scores.gather(1, k[:, None] - 1)
     if variant & NUCLEUS:
         p = torch.softmax(scores.masked_fill(~keep, -torch.inf), dim=1)
-        before = p.cumsum(1) - p
+        new = scores != torch.nn.functional.pad(scores[:, :-1], (1, 0), value=torch.inf)
+        before = torch.where(new, p.cumsum(1) - p, 0.0).cummax(1).values  # equal scores stay together
         keep = keep & ((before < o.top_p[:, None]) | (o.top_p[:, None] >= 1))
         keep[:, 0] = True
     noise = gumbel(key, token).masked_fill(greedy[:, None], 0.0)
@@ -112,11 +139,12 @@ def draw_code_torch(
 ) -> Tensor | None:
     """Draw a row's code, and look up what the next pass reads.
 
-    logits [b, v]; options of all slots [slots]; slots, key int64 [b]; out int64 [b] takes the codes.
+    logits [b, v], of any row stride; options of all slots [slots]; slots, key int64 [b]; out int64 [b] takes
+    the codes.
     table [v, d], or with `repetition` [v - 1, d], where the last token looks up row 0.
     -> table rows [b, d] if there is a table.
 
-    The kernel keeps every tie with the k-th candidate; here those beyond `NARROW` candidates are lost when
+    The kernel keeps every tie with the last candidate; here those beyond `NARROW` candidates are lost when
     the variant is not WIDE.
     """
     logits = logits.float()
@@ -141,17 +169,17 @@ def draw_code_triton(
     repetition: Repetition | None = None,
 ) -> Tensor | None:
     """`draw_code_torch` as a kernel: the same arguments, the same meaning."""
-    if variant & NUCLEUS:
-        return draw_code_torch(logits, o, slots, key, variant, out, table, repetition)
     b, v = logits.shape
     d = 0 if table is None else table.shape[1]
     x = None if table is None else table.new_empty(b, d)
     r = Repetition(slots, slots, slots, 0) if repetition is None else repetition
     _draw_code[(b,)](
-        logits, o.temperature, o.top_k, slots, key, r.seen, r.penalty, r.frame, out,
+        logits, o.temperature, o.top_k, o.top_p, slots, key, r.seen, r.penalty, r.frame, out,
         logits if table is None else table, logits if x is None else x,
-        v, d, r.end_from, o.temperature.stride(0), o.top_k.stride(0), key.stride(0), out.stride(0),
-        FIRST=repetition is not None, PAIRS=8 if logits.dtype.itemsize == 2 and repetition is None else 16,
+        v, logits.stride(0), d, r.end_from, o.temperature.stride(0), o.top_k.stride(0), o.top_p.stride(0),
+        key.stride(0),
+        out.stride(0), FIRST=repetition is not None, TOP_P=variant & NUCLEUS != 0,
+        PAIRS=8 if logits.dtype.itemsize == 2 and repetition is None else 16,
         BLOCK=next_power_of_2(v), D=next_power_of_2(d) if d else 0,
         num_warps=4, **overlap(logits),
     )  # fmt: skip
@@ -181,10 +209,29 @@ def _mix(x):
 
 
 @triton.jit
+def _frame_normal(seed, frame, out, n, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0)
+    golden = tl.full((), 0x9E3779B9, tl.uint32)
+    whole = tl.load(seed + row)
+    key = _mix(_mix(whole.to(tl.uint32)) ^ (whole >> 32).to(tl.uint32))
+    key = _mix(_mix(key + tl.load(frame + row).to(tl.uint32) * golden) + golden)
+    place = tl.arange(0, BLOCK)
+    radius = (_mix(key ^ _mix((place + 1).to(tl.uint32))) >> 9).to(tl.float32)
+    angle = (_mix(key ^ _mix((place + n + 1).to(tl.uint32))) >> 9).to(tl.float32)
+    radius, angle = (radius + 0.5) * 1.1920928955078125e-07, (angle + 0.5) * 1.1920928955078125e-07  # 2**-23
+    value = tl.sqrt(-2 * tl.log(radius)) * tl.cos(6.283185307179586 * angle)
+    tl.store(out + row.to(tl.int64) * n + place, value, place < n)
+
+
+@triton.jit
 def _draw_code(
-    logits, temperature, top_k, slots, key, seen, penalty, frame, out, table, x,
-    v, d, end_from, temperature_stride, top_k_stride, key_stride, out_stride,
-    FIRST: tl.constexpr, PAIRS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, PDL: tl.constexpr,
+    logits, temperature, top_k, top_p, slots, key, seen, penalty, frame, out, table, x,
+    v, logits_stride, d, end_from, temperature_stride, top_k_stride, top_p_stride, key_stride, out_stride,
+    FIRST: tl.constexpr, TOP_P: tl.constexpr, PAIRS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -193,7 +240,7 @@ def _draw_code(
     token = tl.arange(0, BLOCK)
     inside = token < v
     slot = tl.load(slots + row)
-    score = tl.load(logits + row * v + token, inside, float("-inf")).to(tl.float32)
+    score = tl.load(logits + row * logits_stride + token, inside, float("-inf")).to(tl.float32)
     if FIRST:
         factor = tl.load(penalty + slot)
         old = tl.load(seen + slot * v + token, inside, 0) != 0
@@ -219,6 +266,21 @@ def _draw_code(
         least = tl.where(at_high >= k, high, found)
     keep = inside & (order >= least)
     score = tl.div_rn(score, tl.where(heat == 0, 1.0, heat))
+    if TOP_P:
+        # A token stays while those before it hold less than top_p: the same search, over probability.
+        mass = tl.where(keep, tl.exp(score - tl.max(score, 0)), 0.0)
+        mass = mass / tl.sum(mass, 0)
+        p = tl.load(top_p + slot * top_p_stride)
+        least = tl.full((), 0, tl.uint32)
+        for i in tl.static_range(PAIRS):
+            bit = tl.full((), 1, tl.uint32) << (30 - 2 * i)
+            low, middle, high = least + bit, least + bit * 2, least + bit * 3
+            of_low = tl.sum(tl.where(order >= low, mass, 0.0), 0)
+            of_middle = tl.sum(tl.where(order >= middle, mass, 0.0), 0)
+            of_high = tl.sum(tl.where(order >= high, mass, 0.0), 0)
+            found = tl.where(of_middle >= p, middle, tl.where(of_low >= p, low, least))
+            least = tl.where(of_high >= p, high, found)
+        keep = keep & (order >= tl.where(p >= 1, tl.full((), 0, tl.uint32), least))
 
     noise_bits = _mix(tl.load(key + row * key_stride).to(tl.uint32) ^ _mix((token + 1).to(tl.uint32))) >> 9
     uniform = (noise_bits.to(tl.float32) + 0.5) * 1.1920928955078125e-07  # 2**-23

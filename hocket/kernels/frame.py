@@ -32,15 +32,16 @@ class FrameInput:
 
 
 def begin_frame_torch(
-    x: Tensor, live: Tensor, frame: Tensor, position: Tensor, blocks: Tensor, seed: Tensor,
+    x: Tensor, live: Tensor, frame: Tensor, position: Tensor, shift: Tensor, blocks: Tensor, seed: Tensor,
     text: Tensor, text_length: Tensor, table: Tensor, pad: int,
     slots: Tensor, frequency: Tensor, block_tokens: int, books: int,
 ) -> FrameInput:  # fmt: skip
     """Gather the rows of a step.
 
-    State: x [slots, d]; live bool, frame, position int32, seed int64, text_length int32 [slots]; blocks int32
-    [slots, m]; text int32 [slots, t], ids that are looked up in table [vocab, d] and added to x, one a frame
-    from the second on, and `pad` where they have run out. frequency fp32 [head_dim / 2], radians a position.
+    State: x [slots, d]; live bool, frame, position int32, shift fp32, seed int64, text_length int32 [slots];
+    blocks int32 [slots, m]; text int32 [slots, t], ids that are looked up in table [vocab, d] and added to x,
+    one a frame from the second on, and `pad` where they have run out. frequency fp32 [head_dim / 2], radians
+    a position; rotary positions are those of the cache plus shift.
     """
     alive, made = live[slots], frame[slots]
     at = (made - 1).clamp(min=0).long()
@@ -50,14 +51,14 @@ def begin_frame_torch(
     where = position[slots]
     block = blocks[slots, (where // block_tokens).long()].long()
     index = torch.where(alive, block * block_tokens + where % block_tokens, 0)
-    angle = where[:, None].float() * frequency
+    angle = (where.float() + shift[slots])[:, None] * frequency
     angle = torch.cat([angle, angle], dim=1)
     key = noise_key(seed[slots], made, books)
     return FrameInput(row, alive, made, where, index, angle.cos().to(x.dtype), angle.sin().to(x.dtype), key)
 
 
 def begin_frame_triton(
-    x: Tensor, live: Tensor, frame: Tensor, position: Tensor, blocks: Tensor, seed: Tensor,
+    x: Tensor, live: Tensor, frame: Tensor, position: Tensor, shift: Tensor, blocks: Tensor, seed: Tensor,
     text: Tensor, text_length: Tensor, table: Tensor, pad: int,
     slots: Tensor, frequency: Tensor, block_tokens: int, books: int,
 ) -> FrameInput:  # fmt: skip
@@ -78,7 +79,7 @@ def begin_frame_triton(
         key=empty(b, books, dtype=torch.int64),
     )
     _begin_frame[(b,)](
-        x, live, frame, position, blocks, seed, text, text_length, table, slots, frequency,
+        x, live, frame, position, shift, blocks, seed, text, text_length, table, slots, frequency,
         out.x, out.live, out.frame, out.position, out.index, out.cos, out.sin, out.key,
         pad, d, blocks.stride(0), text.shape[1], block_tokens, books,
         HALF=half, BLOCK=next_power_of_2(d), BOOKS=next_power_of_2(books), num_warps=4,
@@ -88,7 +89,7 @@ def begin_frame_triton(
 
 
 def begin_frame(
-    x: Tensor, live: Tensor, frame: Tensor, position: Tensor, blocks: Tensor, seed: Tensor,
+    x: Tensor, live: Tensor, frame: Tensor, position: Tensor, shift: Tensor, blocks: Tensor, seed: Tensor,
     text: Tensor, text_length: Tensor, table: Tensor, pad: int,
     slots: Tensor, frequency: Tensor, block_tokens: int, books: int,
 ) -> FrameInput:  # fmt: skip
@@ -99,6 +100,7 @@ def begin_frame(
         live,
         frame,
         position,
+        shift,
         blocks,
         seed,
         text,
@@ -182,7 +184,7 @@ def end_frame(
 
 @triton.jit
 def _begin_frame(
-    x, live, frame, position, blocks, seed, text, text_length, table, slots, frequency,
+    x, live, frame, position, shift, blocks, seed, text, text_length, table, slots, frequency,
     out_x, out_live, out_frame, out_position, out_index, out_cos, out_sin, out_key,
     pad, d, blocks_stride, text_rows, block_tokens, books,
     HALF: tl.constexpr, BLOCK: tl.constexpr, BOOKS: tl.constexpr, PDL: tl.constexpr,
@@ -214,7 +216,7 @@ def _begin_frame(
     tl.store(out_x + row * d + column, (value + read).to(out_x.dtype.element_ty), inside)
 
     half = tl.arange(0, HALF)
-    angle = where.to(tl.float32) * tl.load(frequency + half)
+    angle = (where.to(tl.float32) + tl.load(shift + slot)) * tl.load(frequency + half)
     at = row * 2 * HALF + half
     type = out_cos.dtype.element_ty
     tl.store(out_cos + at, tl.cos(angle).to(type))

@@ -1,9 +1,9 @@
 """Matrix products of few rows, with what comes before and after them in the same kernel.
 
 A step has one row per request, so a product reads its whole weight for little arithmetic, and time goes
-into memory and into starting kernels. Up to `SKINNY` rows the kernel here takes the norm before the product,
-and the gate or the residual after it, along; with more rows the library's product is faster and the
-pieces run apart.
+into memory and into starting kernels. Up to `SKINNY` rows the kernel here, which leaves the matrix unit idle,
+takes the norm before the product, and the gate or the residual after it, along; with more rows the library's
+product is faster and the pieces run apart.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from torch import Tensor
 from hocket.kernels.choice import next_power_of_2, overlap, tl, triton, use_triton
 from hocket.kernels.norm import rms_norm, rms_norm_torch
 
-SKINNY = 32  # rows up to which a fused kernel is used
-FEW = 2  # ... of them, rows up to which it multiplies without the matrix unit, whose tile has sixteen
+SKINNY = 2  # rows up to which the fused kernel is used; why no more: docs/decisions, 2026-11-30
 
 
 def norm_linear_torch(x: Tensor, norm: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -86,6 +85,11 @@ def silu_mul_triton(gate_up: Tensor) -> Tensor:
     return out
 
 
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """`silu_mul_torch`, which says what it does, or its kernel; `hocket.kernels.choice` picks."""
+    return (silu_mul_triton if use_triton(gate_up) else silu_mul_torch)(gate_up)
+
+
 def _launch(
     x: Tensor,
     weight: Tensor,
@@ -99,35 +103,14 @@ def _launch(
     m, k = x.shape
     n = weight.shape[0] // (2 if gated else 1)
     out = x.new_empty(m, n)
-    if m <= FEW:
-        depth, columns = min(2048 if k % 2048 == 0 else 1024, next_power_of_2(k)), 8
-        _few[(-(-n // columns),)](
-            x, weight, x if norm is None else norm, x if residual is None else residual, out, n, k, eps,
-            M=m, NORM=norm is not None, GATED=gated, ADD=residual is not None, EVEN=k % depth == 0,
-            COLUMNS=columns, DEPTH=depth, WHOLE=next_power_of_2(k),
-            num_warps=max(1, depth // 256), **overlap(x),
-        )  # fmt: skip
-        return out
-    rows = max(16, next_power_of_2(m))
-    columns, depth, warps, stages = tile(n, k, rows, gated)
-    _skinny[(-(-n // columns), -(-m // rows))](
-        x, weight, x if norm is None else norm, x if residual is None else residual, out,
-        m, n, k, eps,
-        NORM=norm is not None, GATED=gated, ADD=residual is not None, EVEN=k % depth == 0,
-        ROWS=rows, COLUMNS=columns, DEPTH=depth, AHEAD=n % columns == 0 and columns * k % 1024 == 0,
-        num_warps=warps, num_stages=stages, **overlap(x),
+    depth, columns = min(2048 if k % 2048 == 0 else 1024, next_power_of_2(k)), 8
+    _few[(-(-n // columns),)](
+        x, weight, x if norm is None else norm, x if residual is None else residual, out, n, k, eps,
+        M=m, NORM=norm is not None, GATED=gated, ADD=residual is not None, EVEN=k % depth == 0,
+        COLUMNS=columns, DEPTH=depth, WHOLE=next_power_of_2(k),
+        num_warps=max(1, depth // 256), **overlap(x),
     )  # fmt: skip
     return out
-
-
-def tile(n: int, k: int, rows: int, gated: bool) -> tuple[int, int, int, int]:
-    """Columns and depth of a tile, warps, stages: about one program a multiprocessor, and enough bytes on
-    the way in each to keep memory busy."""
-    columns = 32 if n >= 3072 and not gated else 16
-    if gated and n >= 6144:
-        columns = 32
-    depth = min(256 if rows == 16 else 128, max(16, next_power_of_2(k)))
-    return columns, depth, 4, 4
 
 
 @triton.jit
@@ -170,73 +153,6 @@ def _few(
         if ADD:
             result += tl.load(residual + row * n + column, there, 0.0).to(tl.float32)
         tl.store(out + row * n + column, result.to(type), there)
-
-
-@triton.jit(do_not_specialize=["m"])
-def _skinny(
-    x, weight, norm, residual, out,
-    m, n, k, eps,
-    NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EVEN: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        if AHEAD:  # weights are nobody's result: they come into the cache while the kernel before still runs
-            _fetch(weight + tl.program_id(0).to(tl.int64) * COLUMNS * k, COLUMNS * k)
-            if GATED:
-                _fetch(weight + (n + tl.program_id(0) * COLUMNS).to(tl.int64) * k, COLUMNS * k)
-        tl.extra.cuda.gdc_wait()
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    deep = tl.arange(0, DEPTH)
-    x_at = x + row[:, None] * k + deep[None, :]  # [ROWS, DEPTH]
-    w_at = weight + column[None, :].to(tl.int64) * k + deep[:, None]  # [DEPTH, COLUMNS]
-    here = row[:, None] < m
-    there = column[None, :] < n
-    type = x.dtype.element_ty
-
-    scale = tl.zeros([ROWS], tl.float32)
-    if NORM:
-        for start in range(0, k, DEPTH):
-            inside = here if EVEN else here & (start + deep[None, :] < k)
-            value = tl.load(x_at + start, inside, 0.0).to(tl.float32)
-            scale += tl.sum(value * value, 1)
-        scale = tl.rsqrt(scale / k + eps)
-
-    total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    second = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for start in range(0, k, DEPTH):
-        inside = here if EVEN else here & (start + deep[None, :] < k)
-        below = there if EVEN else there & (start + deep[:, None] < k)
-        w = tl.load(w_at + start, below, 0.0)
-        a = tl.load(x_at + start, inside, 0.0)
-        if NORM:
-            g = tl.load(norm + start + deep, start + deep < k, 0.0).to(tl.float32)
-            # Rounded before the multiply by the norm's weight, and after it, as the twin does.
-            a = (g[None, :] * (a.to(tl.float32) * scale[:, None]).to(type).to(tl.float32)).to(type)
-        total = tl.dot(a, w, total, input_precision="ieee")
-        if GATED:
-            w = tl.load(w_at + n.to(tl.int64) * k + start, below, 0.0)
-            second = tl.dot(a, w, second, input_precision="ieee")
-    if GATED:
-        gate = total.to(type).to(tl.float32)
-        total = (gate / (1 + tl.exp(-gate))).to(type).to(tl.float32) * second.to(type).to(tl.float32)
-    at = row[:, None] * n + column[None, :]
-    if ADD:
-        total = total.to(type).to(tl.float32) + tl.load(residual + at, here & there, 0.0).to(tl.float32)
-    tl.store(out + at, total.to(type), here & there)
-
-
-@triton.jit
-def _fetch(start, count):
-    """Ask for `count` elements from `start` to be brought into L2: 128 pieces of a multiple of 16 bytes."""
-    piece = count // 128
-    at = (start + tl.arange(0, 128) * piece).to(tl.int64)
-    size = piece * (start.dtype.element_ty.primitive_bitwidth // 8) + tl.zeros([128], tl.int32)
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;", "=r,l,r", [at, size],
-        dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
 
 
 @triton.jit

@@ -20,16 +20,19 @@ def known_families() -> list[str]:
 
 
 def family_of(folder: Path) -> str:
-    """The family name in a checkpoint's config.json (`model_type`, or `architecture`)."""
+    """The family name in a checkpoint's config.json (`model_type`, or `architecture`); a version or
+    kind that is written behind a family's name is for the family to read."""
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as e:
         raise StartupError(f"cannot read {path}: {e}; a model folder holds a config.json") from e
     name = str(config.get("model_type") or config.get("architecture") or "")
-    if name not in known_families():
-        raise StartupError(f"{path}: model_type {name!r} is not served; known: {', '.join(known_families())}")
-    return name
+    known = known_families()
+    for family in (name, name.rstrip("0123456789"), name.removesuffix("_moe")):
+        if family in known:
+            return family
+    raise StartupError(f"{path}: model_type {name!r} is not served; known: {', '.join(known)}")
 
 
 def load_family(name: str) -> Family:

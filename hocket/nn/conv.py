@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hocket.kernels.conv import carry, conv
+from hocket.kernels.depthwise import depthwise
 from hocket.kernels.snake import snake
 
 
@@ -26,6 +27,20 @@ class Conv:
 
     taps: Tensor  # [k, c_in, c_out]  oldest input first
     bias: Tensor  # [c_out]
+    dilation: int = 1
+
+    @property
+    def reach(self) -> int:
+        """Inputs before the current one that an output depends on."""
+        return (self.taps.shape[0] - 1) * self.dilation
+
+
+@dataclass(frozen=True, slots=True)
+class Depthwise:
+    """A convolution of stride 1 in which every channel sees itself only."""
+
+    taps: Tensor  # fp32 [k, c]  oldest input first; fp32, so that k products are added up without rounding
+    bias: Tensor  # fp32 [c]
     dilation: int = 1
 
     @property
@@ -46,7 +61,7 @@ class Snake:
 class ConvNext:
     """ConvNeXt block (arXiv 2201.03545) with its scale `gamma` folded into the last matrix."""
 
-    taps: Tensor  # fp32 [k, c]  depthwise; fp32, so that k products are added up without rounding
+    taps: Tensor  # fp32 [k, c]  depthwise, see `Depthwise`
     bias: Tensor  # fp32 [c]
     norm_weight: Tensor  # [c]
     norm_bias: Tensor  # [c]
@@ -63,24 +78,54 @@ def convolve(joined: Tensor, w: Conv, residual: Tensor | None = None) -> Tensor:
 
 
 def causal_conv(
-    x: Tensor, w: Conv, past: Tensor, slots: Tensor, before: Snake | None = None, after: Snake | None = None
+    x: Tensor,
+    w: Conv,
+    past: Tensor,
+    slots: Tensor,
+    before: Snake | None = None,
+    after: Snake | None = None,
+    skip: Tensor | None = None,
 ) -> Tensor:
     """One chunk x [t, b, c_in] -> [t, b, c_out]; past [slots, reach, c_in] is written in place.
 
     before, after: activation of the input and of the output. The past holds activated inputs.
+    skip int32 [b]: steps at the head of the chunk that lie before the stream's first, and count as zeros.
     """
-    return conv(carry(past, slots, x, _pair(before)), w.taps, w.bias, w.dilation, activation=_pair(after))
+    return conv(
+        carry(past, slots, x, _pair(before), skip), w.taps, w.bias, w.dilation, activation=_pair(after)
+    )
 
 
 def causal_upsample(
-    x: Tensor, w: Conv, rate: int, past: Tensor, slots: Tensor, before: Snake | None = None
+    x: Tensor,
+    w: Conv,
+    rate: int,
+    past: Tensor,
+    slots: Tensor,
+    before: Snake | None = None,
+    skip: Tensor | None = None,
 ) -> Tensor:
     """One chunk through a transposed convolution of stride `rate`: x [t, b, c_in] -> [rate * t, b, c_out].
 
     past [slots, reach, c_in] is written in place. Output after the last input's own `rate` samples is
-    not given (it belongs to the next chunk), so that t steps give exactly rate * t.
+    not given (it belongs to the next chunk), so that t steps give exactly rate * t. skip: see `causal_conv`.
     """
-    return conv(carry(past, slots, x, _pair(before)), w.taps, w.bias, w.dilation, rate)
+    return conv(carry(past, slots, x, _pair(before), skip), w.taps, w.bias, w.dilation, rate)
+
+
+def causal_depthwise(
+    x: Tensor,
+    w: Depthwise,
+    past: Tensor,
+    slots: Tensor,
+    before: Snake | None = None,
+    after: Snake | None = None,
+) -> Tensor:
+    """One chunk x [t, b, c] -> [t, b, c]; past [slots, reach, c] is written in place.
+
+    before, after: activation of the input and of the output. The past holds activated inputs.
+    """
+    return depthwise(x, past, slots, w.taps, w.bias, w.dilation, _pair(before), _pair(after))
 
 
 def _pair(w: Snake | None) -> tuple[Tensor, Tensor] | None:
@@ -99,8 +144,7 @@ def snake_beta(x: Tensor, w: Snake) -> Tensor:
 
 def causal_convnext(x: Tensor, w: ConvNext, past: Tensor, slots: Tensor) -> Tensor:
     """One chunk x [t, b, c] -> [t, b, c]; past [slots, k - 1, c] is written in place."""
-    windows = carry(past, slots, x).unfold(0, w.taps.shape[0], 1)  # [t, b, c, k]
-    y = ((windows * w.taps.t()).sum(-1) + w.bias).to(x.dtype)
+    y = depthwise(x, past, slots, w.taps, w.bias)
     y = F.layer_norm(y, y.shape[-1:], w.norm_weight, w.norm_bias, w.eps)
     y = F.gelu(F.linear(y, w.up, w.up_bias))  # [t, b, 4 c]
     return x + F.linear(y, w.down, w.down_bias)
@@ -109,6 +153,11 @@ def causal_convnext(x: Tensor, w: ConvNext, past: Tensor, slots: Tensor) -> Tens
 def conv_taps(weight: Tensor, bias: Tensor, dilation: int = 1) -> Conv:
     """From the layout of `torch.nn.Conv1d`, weight [c_out, c_in, k]."""
     return Conv(weight.permute(2, 1, 0).contiguous(), bias.contiguous(), dilation)
+
+
+def depthwise_taps(weight: Tensor, bias: Tensor, dilation: int = 1) -> Depthwise:
+    """From the layout of `torch.nn.Conv1d` with as many groups as channels, weight [c, 1, k]."""
+    return Depthwise(weight.squeeze(1).t().contiguous(), bias.contiguous(), dilation)
 
 
 def transposed_as_conv(weight: Tensor, bias: Tensor, rate: int) -> Conv:
@@ -142,13 +191,16 @@ def fold(x: Tensor, rate: int) -> Tensor:
 __all__ = [
     "Conv",
     "ConvNext",
+    "Depthwise",
     "Snake",
     "carry",
     "causal_conv",
     "causal_convnext",
+    "causal_depthwise",
     "causal_upsample",
     "conv_taps",
     "convolve",
+    "depthwise_taps",
     "fold",
     "interleave",
     "snake_beta",

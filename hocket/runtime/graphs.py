@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import bisect
 import gc
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.core import AutoregressiveProgram, StepOutput, StreamingProgram
+from hocket.core import AutoregressiveProgram, StepOutput, StreamingProgram, Varied
+from hocket.kernels.choice import compiling_ahead
 
 _BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 
@@ -91,6 +92,9 @@ class GraphPool:
     def __contains__(self, key: Any) -> bool:
         return key in self._graphs
 
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._graphs)
+
     def replay(self, key: Any, call: Callable[[], Any]) -> Any:
         """Run what was captured under `key`. Returns its fixed outputs."""
         found = self._graphs[key]
@@ -135,23 +139,30 @@ class FrameGraphs:
         stream: Any,
     ) -> None:
         self.program, self._state = program, state
+        self._usual = program.usual_variant if isinstance(program, Varied) else 0
         self._batches = batch_buckets(max_batch)
         self._prefill_contexts = doubling(64, max_context)
         self._contexts = doubling(256, max_context) if program.bounded_by_context else [max_context]
         self._steps, self._prefills = GraphPool(stream), GraphPool(stream)
         self._rows = _Rows(max_batch, device)
         self._prefill_rows = _Rows(max_batch, device)
+        self._nobody = torch.zeros(0, dtype=torch.int64, device=device)
         self._prefill_x = torch.zeros(self.PREFILL_TOKENS, program.width, dtype=program.dtype, device=device)
         self._prefill_count = torch.zeros(max_batch, dtype=torch.int64, device=device)
 
     def warm(self) -> int:
         """Capture what a server's first minutes ask for; the rest is captured when needed. -> graphs held"""
-        for b in reversed(self._batches):  # the largest first: it sizes the pool
-            self._capture_step(b, self._contexts[0], 0)
-        for n in self.PREFILL_ROWS[:4]:
+        self._rows.write(self._nobody)
+        with compiling_ahead():  # not prefill: torch would store what its kernels have not computed
             for b in self._batches:
-                if n * b <= self.PREFILL_TOKENS:
-                    self._capture_prefill(n, b, self._prefill_contexts[0])
+                self._step_call(b, self._contexts[0], self._usual)()
+        for b in reversed(self._batches):  # the largest first: it sizes the pool
+            self._capture_step(b, self._contexts[0], self._usual)
+        for context in self._prefill_contexts[:2]:
+            for n in self.PREFILL_ROWS[:5]:
+                for b in self._batches:
+                    if n * b <= self.PREFILL_TOKENS:
+                        self._capture_prefill(n, b, context)
         return len(self._steps) + len(self._prefills)
 
     def step(self, state: Any, slots: Tensor, context: int, variant: int) -> StepOutput:
@@ -164,18 +175,26 @@ class FrameGraphs:
         return self._steps.replay((b, bound, variant), self._step_call(b, bound, variant))
 
     def prefill(self, state: Any, slots: Tensor, x: Tensor, count: Tensor, context: int) -> None:
-        """As the program's."""
+        """As the program's, in as many parts as the recorded shapes need."""
         b, n = x.shape[:2]
-        if b > self._batches[-1] or n > self.PREFILL_ROWS[-1]:
+        if n > self.PREFILL_ROWS[-1]:
             self.program.prefill(state, slots, x, count, context)
             return
-        batch, rows = round_up(b, self._batches), round_up(n, self.PREFILL_ROWS)
-        if batch * rows > self.PREFILL_TOKENS:
-            self.program.prefill(state, slots, x, count, context)
-            return
-        bound = round_up(context, self._prefill_contexts)
+        rows, bound = round_up(n, self.PREFILL_ROWS), round_up(context, self._prefill_contexts)
+        most = max(size for size in self._batches if size * rows <= self.PREFILL_TOKENS)
+        for at in range(0, b, most):
+            part = slice(at, at + most)
+            self._prefill_part(slots[part], x[part], count[part], rows, bound)
+
+    def _prefill_part(self, slots: Tensor, x: Tensor, count: Tensor, rows: int, bound: int) -> None:
+        b, n = x.shape[:2]
+        batch = round_up(b, self._batches)
         if (rows, batch, bound) not in self._prefills:
-            self._capture_prefill(rows, batch, bound)
+            larger = [k for k in self._prefills if k[0] >= rows and k[1] >= batch and k[2] >= bound]
+            if larger:  # padding costs less than recording while others wait
+                rows, batch, bound = min(larger, key=lambda k: (k[0] * k[1], k[2]))
+            else:
+                self._capture_prefill(rows, batch, bound)
         self._prefill_rows.write(slots)
         # Rows of x beyond n and beyond b keep an earlier call's values: finite, and their output is dropped.
         self._prefill_input(rows, batch)[:b, :n].copy_(x)
@@ -199,11 +218,11 @@ class FrameGraphs:
         )
 
     def _capture_step(self, b: int, context: int, variant: int) -> None:
-        self._rows.write(torch.zeros(0, dtype=torch.int64, device=self._rows.slots.device))
+        self._rows.write(self._nobody)
         self._steps.capture((b, context, variant), self._step_call(b, context, variant))
 
     def _capture_prefill(self, n: int, b: int, context: int) -> None:
-        self._prefill_rows.write(torch.zeros(0, dtype=torch.int64, device=self._rows.slots.device))
+        self._prefill_rows.write(self._nobody)
         self._prefill_count.zero_()
         self._prefills.capture((n, b, context), self._prefill_call(n, b, context))
 
@@ -225,12 +244,18 @@ class StreamGraphs:
         self._graphs = GraphPool(stream)
         self._rows = _Rows(max_batch, device)
         self._frames: dict[tuple[int, int], Tensor] = {}
+        self._nobody = torch.zeros(0, dtype=torch.int64, device=device)
 
     def warm(self, frames: Iterable[int]) -> int:
         """Capture steps of so many frames for every batch bucket. -> graphs held"""
-        for n in sorted(frames, reverse=True):  # the largest first: it sizes the pool
-            for b in reversed(self._batches):
-                self._capture(n, b)
+        shapes = [(n, b) for n in sorted(frames, reverse=True) for b in reversed(self._batches)]
+        self._rows.write(self._nobody)
+        with compiling_ahead():
+            for n, b in shapes:
+                self._input(n, b)
+                self._call(n, b)()
+        for n, b in shapes:  # the largest first: it sizes the pool
+            self._capture(n, b)
         return len(self._graphs)
 
     def step(self, state: Any, slots: Tensor, frames: Tensor) -> Tensor:
@@ -255,6 +280,6 @@ class StreamGraphs:
         return lambda: self.program.step(self._state, self._rows.slots[:b], self._frames[n, b])
 
     def _capture(self, n: int, b: int) -> None:
-        self._rows.write(torch.zeros(0, dtype=torch.int64, device=self._device))
+        self._rows.write(self._nobody)
         self._input(n, b)
         self._graphs.capture((n, b), self._call(n, b))

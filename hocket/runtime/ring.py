@@ -31,6 +31,7 @@ class Owner:
 class _Entry:
     owners: list[Owner]
     tensors: list[Tensor]
+    pinned: list[Tensor]  # the memory that they are views of; empty on a CPU
     event: Any  # torch.cuda.Event, or None on a CPU
 
 
@@ -53,13 +54,18 @@ class OutputRing:
 
     def push(self, owners: list[Owner], tensors: list[Tensor]) -> None:
         """Rows i of all tensors belong to owners[i]; further rows are padding and are left behind."""
-        event = None
+        event, pinned = None, []
         tensors = [t.float() if t.dtype in _HALF else t for t in tensors]
         if tensors[0].is_cuda:
-            tensors = [self._pin(t[: len(owners)]) for t in tensors]
+            tensors = [t[: len(owners)] for t in tensors]
+            pinned = [self._pin(t.dtype, t.numel()) for t in tensors]
+            tensors = [
+                memory[: t.numel()].view(t.shape).copy_(t, non_blocking=True)
+                for memory, t in zip(pinned, tensors, strict=True)
+            ]
             event = self._events.pop() if self._events else torch.cuda.Event()
             event.record()
-        self._entries.append(_Entry(owners, tensors, event))
+        self._entries.append(_Entry(owners, tensors, pinned, event))
 
     def pop(self, *, wait: bool) -> tuple[list[Owner], list[np.ndarray]] | None:
         """The oldest step's rows if they are there, or None."""
@@ -76,13 +82,12 @@ class OutputRing:
         self._entries.popleft()
         self._events.append(entry.event)
         rows = [t.numpy().copy() for t in entry.tensors]  # receivers keep them, the memory is used again
-        for t in entry.tensors:
-            base = t if t._base is None else t._base
-            self._pinned[base.dtype, base.numel()].append(base)
+        for memory in entry.pinned:
+            self._pinned[memory.dtype, len(memory)].append(memory)
         return entry.owners, rows
 
-    def _pin(self, t: Tensor) -> Tensor:
-        size = 1 << max(t.numel() - 1, 0).bit_length()  # few sizes, so that memory is found again
-        free = self._pinned[t.dtype, size]
-        memory = free.pop() if free else torch.empty(size, dtype=t.dtype, pin_memory=True)
-        return memory[: t.numel()].view(t.shape).copy_(t, non_blocking=True)
+    def _pin(self, dtype: torch.dtype, count: int) -> Tensor:
+        """Pinned memory of at least `count` elements, flat."""
+        size = 1 << max(count - 1, 0).bit_length()  # few sizes, so that memory is found again
+        free = self._pinned[dtype, size]
+        return free.pop() if free else torch.empty(size, dtype=dtype, pin_memory=True)

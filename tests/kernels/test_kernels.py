@@ -10,9 +10,20 @@ from hocket.kernels.attention import (
     paged_decode_triton,
     scratch_decode_torch,
     scratch_decode_triton,
+    whole_attention_torch,
+    whole_attention_triton,
 )
 from hocket.kernels.conv import carry_torch, carry_triton, conv_torch, conv_triton
-from hocket.kernels.draw import DrawOptions, Repetition, draw_code_torch, draw_code_triton
+from hocket.kernels.draw import (
+    NUCLEUS,
+    DrawOptions,
+    Repetition,
+    draw_code_torch,
+    draw_code_triton,
+    frame_normal_torch,
+    frame_normal_triton,
+)
+from hocket.kernels.flow import guided_step_torch, guided_step_triton
 from hocket.kernels.frame import begin_frame_torch, begin_frame_triton, end_frame_torch, end_frame_triton
 from hocket.kernels.linear import (
     linear_add_torch,
@@ -50,7 +61,7 @@ def test_rms_norm(m: int, d: int, dtype: torch.dtype, device: torch.device) -> N
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("m", "k", "n"), [(1, 48, 17), (3, 63, 33), (17, 128, 64), (40, 32, 16)])
+@pytest.mark.parametrize(("m", "k", "n"), [(1, 48, 17), (2, 63, 33), (2, 1025, 16), (3, 128, 64)])
 def test_linear(m: int, k: int, n: int, dtype: torch.dtype, device: torch.device) -> None:
     x, norm = draw(m, k, device=device, dtype=dtype), draw(k, device=device, dtype=dtype, seed=1)
     w = draw(n, k, device=device, dtype=dtype, seed=2) / k**0.5
@@ -70,12 +81,17 @@ def test_linear(m: int, k: int, n: int, dtype: torch.dtype, device: torch.device
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("programs", [1, 64], ids=["whole", "split"])
+@pytest.mark.parametrize("cut", [(1, 64, 4, 2), (4, 16, 1, 2)], ids=["whole", "split"])
+@pytest.mark.parametrize("normed", [True, False], ids=["normed", "plain"])
 def test_paged_decode(
-    programs: int, dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    normed: bool,
+    cut: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rows of every length, padding rows among them, over blocks in no order."""
-    monkeypatch.setattr("hocket.kernels.attention._MULTIPROCESSORS", programs)
+    monkeypatch.setattr("hocket.kernels.attention.plan", lambda pairs: cut)
     heads, kv_heads, d, block_tokens = 4, 2, 32, 4
     positions = torch.tensor([0, 1, 62, 63, 64, 0, 0], dtype=torch.int32, device=device)
     b = len(positions)
@@ -97,8 +113,9 @@ def test_paged_decode(
         (paged_decode_torch, torch.float32),
     ):
         cache = kv.to(type).clone()
-        a = [t.to(type) for t in (qkv, q_norm, k_norm)]
-        out = call(*a, 1e-6, cos.to(type), sin.to(type), cache, blocks, slots, positions, index)
+        a = [t.to(type) for t in (qkv, q_norm, k_norm)] if normed else [qkv.to(type), None, None]
+        table = [t.to(type if normed else torch.float32) for t in (cos, sin)]
+        out = call(*a, 1e-6, *table, cache, blocks, slots, positions, index)
         outputs.append((out[:5], cache[:, 1:]))  # padding writes to block 0, in any order
     for got, twin, exact in zip(*outputs, strict=True):
         close(got, twin, exact.float())
@@ -126,16 +143,69 @@ def test_scratch_decode(start: int, n: int, dtype: torch.dtype, device: torch.de
         close(got, twin, exact.float())
 
 
+@pytest.mark.parametrize("n", [1, 33, 256])
+def test_frame_normal(n: int, device: torch.device) -> None:
+    """Seeds of either sign and of more than 32 bits."""
+    seed = torch.tensor([0, -1, 2**31, -(2**62) + 5, 7], device=device)
+    frame = torch.tensor([0, 1, 77, 4095, 3], dtype=torch.int32, device=device)
+    torch.testing.assert_close(
+        frame_normal_triton(seed, frame, n), frame_normal_torch(seed, frame, n), rtol=2e-5, atol=2e-5
+    )
+
+
+def test_frame_normal_is_standard_and_differs_by_seed_and_frame() -> None:
+    seed = torch.arange(64).repeat_interleave(64)
+    noise = frame_normal_torch(seed, torch.arange(64).int().repeat(64), 256)
+    assert noise.mean().abs() < 0.005
+    assert (noise.std() - 1).abs() < 0.005
+    assert (noise.flatten(1) @ noise.flatten(1).t() / 256).fill_diagonal_(0).abs().max() < 0.45
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("d", [16, 32])
+@pytest.mark.parametrize(("n", "first", "m"), [(11, 0, 11), (11, 7, 4), (5, 0, 1), (17, 3, 9)])
+def test_whole_attention(
+    n: int, first: int, m: int, d: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Queries and keys are parts of one projection; the queries may be of some tokens only."""
+    s, heads, kv_heads = 3, 16, 2
+    qkv = draw(s, n, (heads + 2 * kv_heads) * d, device=device, dtype=dtype)
+    cos, sin = (draw(n, d // 2, device=device, seed=seed).repeat(1, 2) for seed in (1, 2))
+    q, kv = qkv[:, first : first + m, : heads * d], qkv[:, :, heads * d :]
+    got = whole_attention_triton(q, kv, cos, sin, first)
+    twin = whole_attention_torch(q, kv, cos, sin, first)
+    close(got, twin, whole_attention_torch(q.float(), kv.float(), cos, sin, first))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [33, 256])
+def test_guided_step(n: int, dtype: torch.dtype, device: torch.device) -> None:
+    """A row whose step has no length stays as it is, whatever its velocity."""
+    b = 5
+    velocity = draw(2 * b, n, device=device, dtype=dtype)
+    x = draw(b, n, device=device, seed=1)
+    guidance = torch.tensor([1.0, 2.0, 3.0, 0.0, 2.0], device=device)
+    length = torch.tensor([0.1, 0.2, 0.0, 0.1, 0.05], device=device)
+    one, two = x.clone(), x.clone()
+    got = guided_step_triton(one, velocity, guidance, length, dtype)
+    twin = guided_step_torch(two, velocity, guidance, length, dtype)
+    torch.testing.assert_close(one, two, rtol=2e-5, atol=2e-5)
+    assert torch.equal(one[2], x[2])
+    close(got, twin, two)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("v", [33, 2049])
 @pytest.mark.parametrize("first", [False, True], ids=["inner", "first"])
-def test_draw_code(first: bool, v: int, dtype: torch.dtype, device: torch.device) -> None:
+@pytest.mark.parametrize("nucleus", [False, True], ids=["top-k", "top-p"])
+def test_draw_code(nucleus: bool, first: bool, v: int, dtype: torch.dtype, device: torch.device) -> None:
     """Greedy and warm rows, every limit, in one batch."""
     b, slots = 6, torch.tensor([3, 1, 0, 5, 4, 2], device=device)
+    ones, variant = torch.ones(6, device=device), NUCLEUS if nucleus else 0
     o = DrawOptions(
         temperature=torch.tensor([0.0, 0.9, 0.5, 2.0, 0.9, 1.0], device=device),
         top_k=torch.tensor([50, 50, 1, 5, 20, 50], dtype=torch.int32, device=device),
-        top_p=torch.ones(6, device=device),
+        top_p=torch.tensor([0.1, 0.8, 0.8, 0.5, 1.0, 0.3], device=device) if nucleus else ones,
     )
     repetition = None
     if first:
@@ -149,7 +219,7 @@ def test_draw_code(first: bool, v: int, dtype: torch.dtype, device: torch.device
         drawn = []
         for call in (draw_code_triton, draw_code_torch):
             codes = torch.zeros(b, 2, dtype=torch.int64, device=device)
-            x = call(logits, o, slots, key, 0, codes[:, 1], table, repetition)
+            x = call(logits, o, slots, key, variant, codes[:, 1], table, repetition)
             drawn.append((codes, x))
         # A greedy tie may go either way in the twin: its top-k promises no order.
         best = logits.float()[:, None]
@@ -186,13 +256,14 @@ def test_frame_ends(dtype: torch.dtype, device: torch.device) -> None:
     table = draw(30, d, device=device, dtype=dtype, seed=2)
     tables = draw(books, vocab, d, device=device, dtype=dtype, seed=3)
     frequency = 1.0 / 1e6 ** (torch.arange(8, device=device) / 8)
+    shift = torch.tensor([0, 0, 2.5, 0, -7, 1], device=device)
     codes = ints(3, 1, 2, end, 4, 4, 9, 0, 0, 2, 2, 2, 1, 1, 1, 1, 1, 1, dtype=torch.int64).reshape(6, 3)
 
     results = []
     for begin, finish in ((begin_frame_triton, end_frame_triton), (begin_frame_torch, end_frame_torch)):
         s = state()
         i = begin(
-            s["x"], s["live"], s["frame"], s["position"], blocks, seed, text, length, table, 29,
+            s["x"], s["live"], s["frame"], s["position"], shift, blocks, seed, text, length, table, 29,
             slots, frequency, block_tokens, books,
         )  # fmt: skip
         out = finish(
@@ -207,12 +278,12 @@ def test_more_rows_than_the_fused_kernel_takes_give_the_same(
     monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
     x, w, r = (
-        draw(5, 32, device=device),
+        draw(2, 32, device=device),
         draw(16, 32, device=device, seed=1),
-        draw(5, 16, device=device, seed=2),
+        draw(2, 16, device=device, seed=2),
     )
     fused = linear_add_triton(x, w, r.clone())
-    monkeypatch.setattr(linear, "SKINNY", 4)
+    monkeypatch.setattr(linear, "SKINNY", 1)
     close(linear_add_triton(x, w, r), fused)
 
 
@@ -229,16 +300,26 @@ def test_snake(c: int, dtype: torch.dtype, device: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("active", [False, True], ids=["plain", "snake"])
+@pytest.mark.parametrize("skipped", [None, (0, 3), (5, 1)], ids=str)
 @pytest.mark.parametrize(("t", "reach", "c"), [(1, 6, 33), (7, 2, 16), (2, 54, 5)])
-def test_carry(t: int, reach: int, c: int, active: bool, dtype: torch.dtype, device: torch.device) -> None:
+def test_carry(
+    t: int,
+    reach: int,
+    c: int,
+    skipped: tuple[int, int] | None,
+    active: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
     slots = torch.tensor([3, 1], device=device)
     x, past = draw(t, 2, c, device=device, dtype=dtype), draw(4, reach, c, device=device, dtype=dtype, seed=1)
     a = (draw(c, device=device).exp(), draw(c, device=device, seed=1).exp()) if active else None
+    skip = None if skipped is None else torch.tensor(skipped, dtype=torch.int32, device=device)
     pasts = past.clone(), past.clone()
     close(
-        carry_triton(pasts[0], slots, x, a),
-        carry_torch(pasts[1], slots, x, a),
-        carry_torch(past.float(), slots, x.float(), a),
+        carry_triton(pasts[0], slots, x, a, skip),
+        carry_torch(pasts[1], slots, x, a, skip),
+        carry_torch(past.float(), slots, x.float(), a, skip),
     )
     close(*pasts, exact=pasts[1].float())
 

@@ -18,9 +18,11 @@ from hocket.nn.conv import (
     carry,
     causal_conv,
     causal_convnext,
+    causal_depthwise,
     causal_upsample,
     conv_taps,
     convolve,
+    depthwise_taps,
     fold,
     interleave,
     snake_beta,
@@ -44,6 +46,16 @@ def plain(k: int, dilation: int) -> Layer:
         return F.conv1d(F.pad(x, ((k - 1) * dilation, 0)), weight, bias, dilation=dilation)
 
     return lambda x, past, slots: causal_conv(x, w, past, slots), whole, (w.reach, C_IN)
+
+
+def depthwise(k: int, dilation: int) -> Layer:
+    weight, bias = draw(C_IN, 1, k), draw(C_IN)
+    w = depthwise_taps(weight, bias, dilation)
+
+    def whole(x: Tensor) -> Tensor:
+        return F.conv1d(F.pad(x, ((k - 1) * dilation, 0)), weight, bias, dilation=dilation, groups=C_IN)
+
+    return lambda x, past, slots: causal_depthwise(x, w, past, slots), whole, (w.reach, C_IN)
 
 
 def upsampling(rate: int, times: int = 2) -> Layer:
@@ -79,6 +91,8 @@ LAYERS: dict[str, Layer] = {
     "k7 dilation 9": plain(7, 9),
     "k3": plain(3, 1),
     "k1": plain(1, 1),
+    "depthwise k7": depthwise(7, 1),
+    "depthwise k7 dilation 9": depthwise(7, 9),
     "upsample by 8": upsampling(8),
     "upsample by 3": upsampling(3),
     "upsample by 2, no overlap": upsampling(2, times=1),

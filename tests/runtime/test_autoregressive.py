@@ -256,3 +256,23 @@ def test_a_job_that_never_fits_is_refused_at_once(program: TalkerProgram, folder
     with pytest.raises(InvalidRequest, match="max_new_tokens"):
         d.start(job, arrived)
     assert d.free()
+
+
+def test_small_prompts_of_any_length_run_together_where_rows_are_free(
+    program: TalkerProgram, folder: Path
+) -> None:
+    passes, codes = [], []
+    for free_rows in (0, 256):
+        jobs = make_jobs(folder, 6)
+        d = Driver(program, kv_blocks=256, prefill_tokens=0)
+        d.runner._free_rows = free_rows
+        d.runner._run_prefill = lambda *a: passes.append(a[2].shape[:2]) or program.prefill(*a)  # type: ignore[func-returns-value]
+        for job, arrived in jobs:
+            d.start(job, arrived)
+        d.finish()
+        passes.append(None)
+        codes.append([d.codes(job) for job, _ in jobs])
+    apart, together = passes[: passes.index(None)], passes[passes.index(None) + 1 : -1]
+    assert codes[0] == codes[1]
+    assert len(together) < len(apart)
+    assert all(b * n <= 256 for b, n in together)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,9 @@ class Unrecorded:
 
     def __contains__(self, key: Any) -> bool:
         return key in self.keys
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.keys)
 
     def capture(self, key: Any, call: Callable[[], Any]) -> None:
         self.keys.append(key)
@@ -101,10 +104,34 @@ def test_prefill_counts_no_token_twice(state: Counts) -> None:
     assert (1, 600, 605) in program.shapes
 
 
+def test_prefill_pads_to_what_is_recorded_before_it_records(state: Counts) -> None:
+    program = CountingProgram()
+    g = frames(program, state)
+    g.prefill(state, torch.tensor([1, 2, 3, 4]), torch.ones(4, 30, 3), torch.full((4,), 30), 200)
+    program.shapes.clear()
+    g.prefill(state, torch.tensor([5]), torch.ones(1, 3, 3), torch.tensor([3]), 70)
+    assert program.shapes == [(4, 32, 256)]
+    g.prefill(state, torch.tensor([5]), torch.ones(1, 40, 3), torch.tensor([40]), 70)  # nothing is as long
+    assert program.shapes[1:] == [(1, 64, 128)] * 2  # recorded, then run
+    assert state.tokens[1:6].tolist() == [30, 30, 30, 30, 43]
+
+
 def test_warming_touches_the_padding_row_only(state: Counts) -> None:
     frames(CountingProgram(), state).warm()
     assert state.steps[1:].sum() == 0
     assert state.tokens.sum() == 0
+
+
+def test_usual_variant_is_made_ready(state: Counts) -> None:
+    class Varied(CountingProgram):
+        usual_variant = 5
+
+    for kind, variant in ((CountingProgram, 0), (Varied, 5)):
+        program = kind()
+        frames(program, state).warm()
+        assert {
+            v for b, context, v in program.shapes if (context, b) in {(256, n) for n in (1, 2, 4, 6)}
+        } == {variant}
 
 
 def test_streams_get_their_own_frames_back() -> None:

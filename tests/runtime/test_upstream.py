@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,13 +69,14 @@ class SumProgram:
         prompt.values += chunk.arrays["rows"].tolist()
         prompt.closed = chunk.last
 
-    def write_text(self, state: SumState, slot: int, prompt: SumPrompt) -> None:
-        n = len(prompt.values)
-        state.values[slot, :n] = torch.tensor(prompt.values, dtype=torch.int32)
-        state.length[slot], state.closed[slot] = n, prompt.closed
+    def write_texts(self, state: SumState, slots: Sequence[int], prompts: Sequence[SumPrompt]) -> None:
+        for slot, prompt in zip(slots, prompts, strict=True):
+            n = len(prompt.values)
+            state.values[slot, :n] = torch.tensor(prompt.values, dtype=torch.int32)
+            state.length[slot], state.closed[slot] = n, prompt.closed
 
     def join(self, state: SumState, slot: int, job: Job, prompt: SumPrompt, frames: np.ndarray) -> None:
-        self.write_text(state, slot, prompt)
+        self.write_texts(state, [slot], [prompt])
         state.frame[slot] = len(frames)
 
     def rows(self, prompt: SumPrompt, frames: np.ndarray, start: int, stop: int) -> Tensor:

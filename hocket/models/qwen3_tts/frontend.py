@@ -17,10 +17,11 @@ from hocket.core import Job, ModelInfo, Reference, Sampling, SpeechRequest, Voic
 from hocket.errors import InvalidRequest, StartupError, clip
 from hocket.models.qwen3_tts.codec import CodecInput
 from hocket.models.qwen3_tts.config import read_generation_config, read_model_config
-from hocket.models.qwen3_tts.prompt import DrawInput, TalkerInput, TextUpdate
+from hocket.models.qwen3_tts.prompt import TalkerInput, TextUpdate
 from hocket.models.qwen3_tts.reference import ReferenceInput
-from hocket.models.qwen3_tts.tokenizer import TextTokenizer
+from hocket.nn.talker import DrawInput
 from hocket.text import units
+from hocket.tokenizer import TextTokenizer
 
 RATE_HZ = 24000
 MAX_FRAMES = 4096

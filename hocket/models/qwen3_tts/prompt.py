@@ -14,19 +14,11 @@ import msgspec
 import numpy as np
 
 from hocket.models.qwen3_tts.config import ModelConfig
-from hocket.nn.sampler import NARROW, NUCLEUS, WIDE
+from hocket.nn.talker import DrawInput
 
 NONE = -1  # no text, or no codec part
 SPEAKER = -2  # codec part is the speaker vector
 FRAME = -3  # codec part is the sum of a reference frame's code embeddings
-
-
-class DrawInput(msgspec.Struct, kw_only=True):
-    """Sampling options of one group of codebooks."""
-
-    temperature: float
-    top_k: int
-    top_p: float
 
 
 class TalkerInput(msgspec.Struct, kw_only=True):
@@ -68,6 +60,16 @@ class TalkerPrompt:
     text_open: bool
     row_keys: list[bytes] = field(default_factory=list)
     variant: int = 0
+    written: int = 0  # of `trailing`, to the slot
+    positions: None = None
+
+    @property
+    def draws(self) -> tuple[DrawInput, DrawInput]:
+        return self.input.first, self.input.inner
+
+    @property
+    def repetition_penalty(self) -> float:
+        return self.input.repetition_penalty
 
     def frames_ready(self) -> int | None:
         return len(self.trailing) + 1 if self.text_open else None
@@ -115,7 +117,7 @@ def build_prompt(
         text_open=i.text_open,
     )
     prompt.row_keys = _row_keys(prompt)
-    prompt.variant = _variant(i.first) | _variant(i.inner)
+    prompt.variant = i.first.variant | i.inner.variant
     return prompt
 
 
@@ -127,9 +129,3 @@ def _row_keys(p: TalkerPrompt) -> list[bytes]:
     for at, frame in zip(np.flatnonzero(p.codec == FRAME), p.reference, strict=True):
         keys[at] += frame.tobytes()
     return keys
-
-
-def _variant(d: DrawInput) -> int:
-    if d.temperature == 0:
-        return 0
-    return (0 if 0 < d.top_k <= NARROW else WIDE) | (NUCLEUS if d.top_p < 1 else 0)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -100,20 +99,3 @@ def log_mel(samples: Tensor, filters: Tensor) -> Tensor:
     spectrum = torch.stft(padded, FFT, MEL_HOP, window=window, center=False, return_complex=True)
     magnitude = torch.sqrt(torch.view_as_real(spectrum).square().sum(-1) + 1e-9)  # [b, FFT / 2 + 1, t]
     return (filters @ magnitude).clamp(min=1e-5).log().permute(2, 0, 1)
-
-
-def mel_filters(rate_hz: int, mels: int) -> np.ndarray:
-    """Triangles of equal area on Slaney's mel scale, 0 to TOP_HZ -> float32 [mels, FFT / 2 + 1].
-
-    Slaney's scale is linear below 1 kHz (200/3 Hz a mel) and logarithmic above (27 mels to 6.4 kHz).
-    Equal to librosa 0.11.0 `filters.mel`, its defaults, whose filters the published encoder was trained on.
-    """
-    knee_hz, hz_per_mel, log_step = 1000.0, 200.0 / 3, np.log(6.4) / 27
-    knee = knee_hz / hz_per_mel
-    mel = np.linspace(0.0, knee + np.log(TOP_HZ / knee_hz) / log_step, mels + 2)
-    hz = np.where(mel < knee, mel * hz_per_mel, knee_hz * np.exp(log_step * (mel - knee)))
-    bins = np.fft.rfftfreq(FFT, 1 / rate_hz)
-    rising = (bins - hz[:-2, None]) / np.diff(hz)[:-1, None]
-    falling = (hz[2:, None] - bins) / np.diff(hz)[1:, None]
-    triangles: np.ndarray = np.maximum(0, np.minimum(rising, falling)) * (2 / (hz[2:] - hz[:-2]))[:, None]
-    return triangles.astype(np.float32)

@@ -13,24 +13,20 @@ stand here as well as in weights.py: a maker that borrowed the loader's names co
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from hocket.nn.synthetic import Shapes, fill, pair, vectors, write_json
+
 Size = Literal["tiny", "tiny-0.6b", "0.6b", "1.7b"]
 Variant = Literal["base", "custom_voice", "voice_design"]
 Config = dict[str, Any]
-Shapes = dict[str, tuple[int, ...]]
-Draw = Callable[[tuple[int, ...], bool], Tensor]  # shape, normal (else uniform in [0, 1))
 
 LANGUAGES = {
     "chinese": 2055, "english": 2050, "german": 2053, "italian": 2070, "portuguese": 2071,
@@ -86,7 +82,7 @@ def write_checkpoint(
     config, codec = model_config(size, variant, token_ids(folder)), codec_config(size)
 
     half = torch.float32 if tiny else torch.bfloat16
-    model = {name: _fill(name, s, seed, half, device, tiny) for name, s in model_shapes(config).items()}
+    model = {name: fill(name, s, seed, half, device, tiny).cpu() for name, s in model_shapes(config).items()}
     head = model["talker.codec_head.weight"]
     if end_like is not None:
         head[CODEC_END] = head[end_like[0]] * end_like[1]
@@ -96,16 +92,17 @@ def write_checkpoint(
     del model
 
     waves = {
-        name: _fill(name, s, seed, torch.float32, device, tiny) for name, s in codec_shapes(codec).items()
+        name: fill(name, s, seed, torch.float32, device, tiny).cpu()
+        for name, s in codec_shapes(codec).items()
     }
     _tame(waves, blocks=len(codec["decoder_config"]["upsample_rates"]))
     save_file(waves, folder / "speech_tokenizer" / "model.safetensors", metadata={"format": "pt"})
 
-    _write_json(folder / "config.json", config)
-    _write_json(folder / "generation_config.json", _GENERATION)
-    _write_json(folder / "preprocessor_config.json", _PROCESSOR)
-    _write_json(folder / "speech_tokenizer" / "config.json", codec)
-    _write_json(folder / "speech_tokenizer" / "preprocessor_config.json", _FEATURES)
+    write_json(folder / "config.json", config)
+    write_json(folder / "generation_config.json", _GENERATION)
+    write_json(folder / "preprocessor_config.json", _PROCESSOR)
+    write_json(folder / "speech_tokenizer" / "config.json", codec)
+    write_json(folder / "speech_tokenizer" / "preprocessor_config.json", _FEATURES)
     return folder
 
 
@@ -144,9 +141,9 @@ def _write_tokenizer(folder: Path) -> None:
         }
         for i, token in enumerate(SPECIAL_TOKENS)
     }  # fmt: skip
-    _write_json(folder / "vocab.json", {token: i for i, token in enumerate(tokens)})
+    write_json(folder / "vocab.json", {token: i for i, token in enumerate(tokens)})
     (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]), "utf-8")
-    _write_json(
+    write_json(
         folder / "tokenizer_config.json",
         {
             "add_prefix_space": False, "added_tokens_decoder": added, "bos_token": None,
@@ -273,8 +270,8 @@ def model_shapes(config: Config) -> Shapes:
         "talker.model.codec_embedding.weight": (talker["vocab_size"], h),
         "talker.model.text_embedding.weight": (talker["text_vocab_size"], text),
         "talker.codec_head.weight": (talker["vocab_size"], h),
-        **_pair("talker.text_projection.linear_fc1", text, text),
-        **_pair("talker.text_projection.linear_fc2", h, text),
+        **pair("talker.text_projection.linear_fc1", text, text),
+        **pair("talker.text_projection.linear_fc2", h, text),
     }
     for name, c in (("talker.model", talker), ("talker.code_predictor.model", predictor)):
         for i in range(c["num_hidden_layers"]):
@@ -285,7 +282,7 @@ def model_shapes(config: Config) -> Shapes:
         shapes[f"talker.code_predictor.model.codec_embedding.{book}.weight"] = (predictor["vocab_size"], h)
         shapes[f"talker.code_predictor.lm_head.{book}.weight"] = (predictor["vocab_size"], narrow)
     if narrow != h:
-        shapes |= _pair("talker.code_predictor.small_to_mtp_projection", narrow, h)
+        shapes |= pair("talker.code_predictor.small_to_mtp_projection", narrow, h)
     if config["tts_model_type"] == "base":
         shapes |= _speaker_encoder(_SPEAKER_DEFAULTS | config["speaker_encoder_config"])
     return shapes
@@ -294,11 +291,6 @@ def model_shapes(config: Config) -> Shapes:
 def codec_shapes(config: Config) -> Shapes:
     """Every tensor of speech_tokenizer/model.safetensors."""
     return _codec_decoder(config["decoder_config"]) | _codec_encoder(config["encoder_config"])
-
-
-def _pair(name: str, *shape: int, transposed: bool = False) -> Shapes:
-    """Weight and bias; output channels come first but in a transposed convolution."""
-    return {f"{name}.weight": shape, f"{name}.bias": (shape[1 if transposed else 0],)}
 
 
 def _attention(name: str, c: Config) -> Shapes:
@@ -315,29 +307,25 @@ def _gated_mlp(name: str, c: Config) -> Shapes:
     h, ffn = c["hidden_size"], c["intermediate_size"]
     shapes = {f"{name}.mlp.{x}_proj.weight": (ffn, h) for x in ("gate", "up")}
     shapes[f"{name}.mlp.down_proj.weight"] = (h, ffn)
-    return shapes | _vectors(name, "input_layernorm.weight post_attention_layernorm.weight", h)
-
-
-def _vectors(name: str, leaves: str, channels: int) -> Shapes:
-    return {f"{name}.{leaf}": (channels,) for leaf in leaves.split()}
+    return shapes | vectors(name, "input_layernorm.weight post_attention_layernorm.weight", h)
 
 
 def _speaker_encoder(c: Config) -> Shapes:
     channels, kernels, se = c["enc_channels"], c["enc_kernel_sizes"], c["enc_se_channels"]
-    shapes = _pair("speaker_encoder.blocks.0.conv", channels[0], c["mel_dim"], kernels[0])
+    shapes = pair("speaker_encoder.blocks.0.conv", channels[0], c["mel_dim"], kernels[0])
     for i in range(1, len(channels) - 1):
         name, wide, part = f"speaker_encoder.blocks.{i}", channels[i], channels[i] // c["enc_res2net_scale"]
-        shapes |= _pair(f"{name}.tdnn1.conv", wide, channels[i - 1], 1) | _pair(
+        shapes |= pair(f"{name}.tdnn1.conv", wide, channels[i - 1], 1) | pair(
             f"{name}.tdnn2.conv", wide, wide, 1
         )
         for j in range(c["enc_res2net_scale"] - 1):
-            shapes |= _pair(f"{name}.res2net_block.blocks.{j}.conv", part, part, kernels[i])
-        shapes |= _pair(f"{name}.se_block.conv1", se, wide, 1) | _pair(f"{name}.se_block.conv2", wide, se, 1)
+            shapes |= pair(f"{name}.res2net_block.blocks.{j}.conv", part, part, kernels[i])
+        shapes |= pair(f"{name}.se_block.conv1", se, wide, 1) | pair(f"{name}.se_block.conv2", wide, se, 1)
     wide, attention = channels[-1], c["enc_attention_channels"]
-    shapes |= _pair("speaker_encoder.mfa.conv", wide, sum(channels[1:-1]), kernels[-1])
-    shapes |= _pair("speaker_encoder.asp.tdnn.conv", attention, 3 * wide, 1)
-    shapes |= _pair("speaker_encoder.asp.conv", wide, attention, 1)
-    return shapes | _pair("speaker_encoder.fc", c["enc_dim"], 2 * wide, 1)
+    shapes |= pair("speaker_encoder.mfa.conv", wide, sum(channels[1:-1]), kernels[-1])
+    shapes |= pair("speaker_encoder.asp.tdnn.conv", attention, 3 * wide, 1)
+    shapes |= pair("speaker_encoder.asp.conv", wide, attention, 1)
+    return shapes | pair("speaker_encoder.fc", c["enc_dim"], 2 * wide, 1)
 
 
 def _codec_decoder(c: Config) -> Shapes:
@@ -352,57 +340,55 @@ def _codec_decoder(c: Config) -> Shapes:
         for i in range(books):
             shapes[f"{name}.vq.layers.{i}._codebook.cluster_usage"] = (c["codebook_size"],)
             shapes[f"{name}.vq.layers.{i}._codebook.embedding_sum"] = (c["codebook_size"], inner)
-    shapes |= _pair("decoder.pre_conv.conv", latent, outer, 3)
-    shapes |= _pair("decoder.pre_transformer.input_proj", h, latent)
+    shapes |= pair("decoder.pre_conv.conv", latent, outer, 3)
+    shapes |= pair("decoder.pre_transformer.input_proj", h, latent)
     for i in range(c["num_hidden_layers"]):
         name = f"decoder.pre_transformer.layers.{i}"
         shapes |= _attention(name, c) | _gated_mlp(name, c)
-        shapes |= _vectors(name, "self_attn_layer_scale.scale mlp_layer_scale.scale", h)
+        shapes |= vectors(name, "self_attn_layer_scale.scale mlp_layer_scale.scale", h)
     shapes["decoder.pre_transformer.norm.weight"] = (h,)
-    shapes |= _pair("decoder.pre_transformer.output_proj", latent, h)
+    shapes |= pair("decoder.pre_transformer.output_proj", latent, h)
     for i, ratio in enumerate(c["upsampling_ratios"]):
         name = f"decoder.upsample.{i}"
-        shapes |= _pair(f"{name}.0.conv", latent, latent, ratio) | _pair(
-            f"{name}.1.dwconv.conv", latent, 1, 7
-        )
-        shapes |= _vectors(f"{name}.1", "norm.weight norm.bias gamma", latent)
-        shapes |= _pair(f"{name}.1.pwconv1", 4 * latent, latent) | _pair(
+        shapes |= pair(f"{name}.0.conv", latent, latent, ratio) | pair(f"{name}.1.dwconv.conv", latent, 1, 7)
+        shapes |= vectors(f"{name}.1", "norm.weight norm.bias gamma", latent)
+        shapes |= pair(f"{name}.1.pwconv1", 4 * latent, latent) | pair(
             f"{name}.1.pwconv2", latent, 4 * latent
         )
     wide, stages = c["decoder_dim"], len(c["upsample_rates"])
-    shapes |= _pair("decoder.decoder.0.conv", wide, latent, 7)
+    shapes |= pair("decoder.decoder.0.conv", wide, latent, 7)
     for i, rate in enumerate(c["upsample_rates"], start=1):
         name = f"decoder.decoder.{i}.block"
-        shapes |= _vectors(f"{name}.0", "alpha beta", wide)
-        shapes |= _pair(f"{name}.1.conv", wide, wide // 2, 2 * rate, transposed=True)
+        shapes |= vectors(f"{name}.0", "alpha beta", wide)
+        shapes |= pair(f"{name}.1.conv", wide, wide // 2, 2 * rate, transposed=True)
         wide //= 2
         for unit in (2, 3, 4):
-            shapes |= _vectors(f"{name}.{unit}", "act1.alpha act1.beta act2.alpha act2.beta", wide)
-            shapes |= _pair(f"{name}.{unit}.conv1.conv", wide, wide, 7)
-            shapes |= _pair(f"{name}.{unit}.conv2.conv", wide, wide, 1)
-    shapes |= _vectors(f"decoder.decoder.{stages + 1}", "alpha beta", wide)
-    return shapes | _pair(f"decoder.decoder.{stages + 2}.conv", 1, wide, 7)
+            shapes |= vectors(f"{name}.{unit}", "act1.alpha act1.beta act2.alpha act2.beta", wide)
+            shapes |= pair(f"{name}.{unit}.conv1.conv", wide, wide, 7)
+            shapes |= pair(f"{name}.{unit}.conv2.conv", wide, wide, 1)
+    shapes |= vectors(f"decoder.decoder.{stages + 1}", "alpha beta", wide)
+    return shapes | pair(f"decoder.decoder.{stages + 2}.conv", 1, wide, 7)
 
 
 def _codec_encoder(c: Config) -> Shapes:
     h, ffn, wide, layer = c["hidden_size"], c["intermediate_size"], c["num_filters"], 1
-    shapes = _pair("encoder.encoder.layers.0.conv", wide, 1, c["kernel_size"])
+    shapes = pair("encoder.encoder.layers.0.conv", wide, 1, c["kernel_size"])
     for rate in reversed(c["upsampling_ratios"]):  # numbers left out, here and in blocks, are activations
-        shapes |= _pair(
+        shapes |= pair(
             f"encoder.encoder.layers.{layer}.block.1.conv", wide // 2, wide, c["residual_kernel_size"]
         )
-        shapes |= _pair(f"encoder.encoder.layers.{layer}.block.3.conv", wide, wide // 2, 1)
-        shapes |= _pair(f"encoder.encoder.layers.{layer + 2}.conv", 2 * wide, wide, 2 * rate)
+        shapes |= pair(f"encoder.encoder.layers.{layer}.block.3.conv", wide, wide // 2, 1)
+        shapes |= pair(f"encoder.encoder.layers.{layer + 2}.conv", 2 * wide, wide, 2 * rate)
         wide, layer = 2 * wide, layer + 3
-    shapes |= _pair(f"encoder.encoder.layers.{layer + 1}.conv", h, wide, c["last_kernel_size"])
+    shapes |= pair(f"encoder.encoder.layers.{layer + 1}.conv", h, wide, c["last_kernel_size"])
     for i in range(c["num_hidden_layers"]):
         name = f"encoder.encoder_transformer.layers.{i}"
         shapes |= _attention(name, c) | {
             f"{name}.mlp.fc1.weight": (ffn, h),
             f"{name}.mlp.fc2.weight": (h, ffn),
         }
-        shapes |= _pair(f"{name}.input_layernorm", h) | _pair(f"{name}.post_attention_layernorm", h)
-        shapes |= _vectors(name, "self_attn_layer_scale.scale mlp_layer_scale.scale", h)
+        shapes |= pair(f"{name}.input_layernorm", h) | pair(f"{name}.post_attention_layernorm", h)
+        shapes |= vectors(name, "self_attn_layer_scale.scale mlp_layer_scale.scale", h)
     shapes["encoder.downsample.conv.weight"] = (h, h, 4)
     for branch, books in (("semantic", 1), ("acoustic", c["num_quantizers"] - 1)):
         name = f"encoder.quantizer.{branch}_residual_vector_quantizer"
@@ -413,59 +399,3 @@ def _codec_encoder(c: Config) -> Shapes:
             shapes[f"{name}.layers.{i}.codebook.cluster_usage"] = (c["codebook_size"],)
             shapes[f"{name}.layers.{i}.codebook.embed_sum"] = (c["codebook_size"], c["codebook_dim"])
     return shapes
-
-
-def _fill(
-    name: str, shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: torch.device | str, exact: bool
-) -> Tensor:
-    """Random values for one tensor, on the CPU. They are spread so that each tensor matters: the usual
-    initial values (layer scales of 0.01, biases of 0) would hide a tensor that is misread or left out."""
-    key = int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "little") >> 1
-    draw = _exact_draw(key) if exact else _torch_draw(key, device)
-    leaf = name.rpartition(".")[2]
-    if leaf == "initialized":
-        return torch.ones(shape, dtype=dtype)
-    if leaf == "cluster_usage":
-        values = draw(shape, False) * 4 + 0.5
-    elif leaf in ("embedding_sum", "embed_sum"):
-        values = draw(shape, True)
-    elif leaf in ("scale", "gamma", "alpha", "beta"):
-        values = draw(shape, True) * 0.3
-    elif len(shape) == 1:
-        values = draw(shape, True) * 0.1 + 1 if leaf == "weight" else draw(shape, True) * 0.05
-    else:
-        values = draw(shape, True) / math.sqrt(math.prod(shape[1:]))
-    return values.to(dtype).cpu()
-
-
-def _exact_draw(key: int) -> Draw:
-    """float64 draws that are the same everywhere.
-
-    NumPy promises the raw stream of a bit generator across versions but not its distributions, and a normal
-    made with libm may differ in its last bit between machines. So the normal here is the sum of the four
-    16-bit quarters of a raw word, scaled to variance 1.
-    """
-    bits = np.random.Philox(key=key)
-
-    def draw(shape: tuple[int, ...], normal: bool) -> Tensor:
-        raw = np.asarray(bits.random_raw(math.prod(shape)))
-        if not normal:
-            return torch.from_numpy((raw >> np.uint64(11)) * 2.0**-53).reshape(shape)
-        total = raw.view(np.uint16).reshape(-1, 4).sum(1, dtype=np.int64)
-        return torch.from_numpy((total - 2 * 65535) * (math.sqrt(3) / 65536)).reshape(shape)
-
-    return draw
-
-
-def _torch_draw(key: int, device: torch.device | str) -> Draw:
-    generator = torch.Generator(device).manual_seed(key)
-
-    def draw(shape: tuple[int, ...], normal: bool) -> Tensor:
-        make = torch.randn if normal else torch.rand
-        return make(shape, generator=generator, device=device)
-
-    return draw
-
-
-def _write_json(path: Path, value: Config) -> None:
-    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", "utf-8")

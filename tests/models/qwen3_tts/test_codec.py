@@ -18,11 +18,10 @@ from torch import Tensor
 
 from hocket.core import Chunk, ChunkKind, Job, leaves
 from hocket.errors import StartupError
-from hocket.models.qwen3_tts.codec import CodecInput, CodecProgram, dequantise, transform
+from hocket.models.qwen3_tts.codec import CodecInput, CodecProgram, latents
 from hocket.models.qwen3_tts.config import CODEC_FOLDER, load_codec_config
 from hocket.models.qwen3_tts.weights import load_codec_decoder
 from hocket.nn.checkpoint import open_tensors
-from hocket.nn.conv import causal_conv
 from hocket.runtime.state import State, allocate, reset, restore, snapshot
 
 FRAMES = 45  # several times the tiny transformer's window of 8
@@ -103,9 +102,8 @@ def test_latents_are_the_published_ones(
     checkpoint: Callable[..., Path], golden: Callable[[str], dict[str, np.ndarray]]
 ) -> None:
     program, made = load(checkpoint(**BASE), torch.float32), golden("codec")
-    w, s, slots = program.weights, new_state(program).tensors, torch.tensor([1])
-    x = dequantise(w.books, torch.from_numpy(made["codes"].astype(np.int32))[None]).transpose(0, 1)
-    x = transform(w, program.config, causal_conv(x, w.pre_conv, s.pre_conv, slots), s, slots)
+    codes = torch.from_numpy(made["codes"].astype(np.int32))[None]
+    x = latents(program.weights, program.shape, new_state(program).tensors, torch.tensor([1]), codes)
     np.testing.assert_allclose(x[:, 0].numpy(), made["latent"], rtol=0, atol=1e-5)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hocket.models.qwen3_tts.frontend import QwenTextFeed
 from hocket.models.qwen3_tts.prompt import TextUpdate
-from hocket.models.qwen3_tts.tokenizer import TextTokenizer
+from hocket.tokenizer import TextTokenizer
 
 ALPHABET = "ab' \n\t.,!1é\u0301你好👩\u200d💻ſ" + "\r"
 

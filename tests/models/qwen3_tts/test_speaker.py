@@ -12,8 +12,9 @@ from torch import Tensor
 
 from hocket.errors import StartupError
 from hocket.models.qwen3_tts.config import load_speaker_config
-from hocket.models.qwen3_tts.speaker import FFT, TOP_HZ, SpeakerWeights, log_mel, mel_filters, speaker_vector
+from hocket.models.qwen3_tts.speaker import FFT, TOP_HZ, SpeakerWeights, log_mel, speaker_vector
 from hocket.models.qwen3_tts.weights import load_speaker_encoder
+from hocket.nn.mel import mel_filters
 
 BASE = {"size": "tiny", "variant": "base", "seed": 0}
 Golden = Callable[[str], dict[str, np.ndarray]]
@@ -51,7 +52,7 @@ def test_a_twentieth_of_a_second_is_enough(weights: SpeakerWeights) -> None:
 
 
 def test_filters_are_triangles_of_one_area() -> None:
-    filters = mel_filters(24000, 128)
+    filters = mel_filters(24000, FFT, 128, TOP_HZ)
     bin_hz = 24000 / FFT
     peaks = filters.argmax(1) * bin_hz
     assert filters.shape == (128, FFT // 2 + 1)

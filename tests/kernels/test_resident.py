@@ -1,0 +1,242 @@
+"""Kernels that stay against their twins: on the device, else thread by thread (tests/kernels/host.h)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hocket.kernels import choice, cuda
+from hocket.kernels.attention import paged_decode_torch
+from hocket.kernels.draw import NUCLEUS, WIDE, DrawOptions
+from hocket.kernels.norm import rms_norm_torch
+from hocket.kernels.resident import Backbone, Geometry, Maker, Predictor, obstacle
+from hocket.models.qwen3_tts.config import read_model_config
+from hocket.models.qwen3_tts.talker import TalkerProgram
+from hocket.models.qwen3_tts.weights import load_talker
+from hocket.nn.rotary import rotary_tables
+from hocket.nn.talker import FrameTalker
+from hocket.nn.transformer import LayerWeights, Shape, decoder_layer
+from tests.kernels.conftest import DEVICE
+from tests.kernels.host import build
+
+SLOTS, EPS = 9, 1e-6
+SMALL = {"grid": 6, "slot": 65536, "slots": 3} if DEVICE.type == "cpu" else {}
+
+
+@pytest.fixture(autouse=True)
+def _twins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_WANTED", "torch")
+
+
+@pytest.fixture(scope="session")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Maker | None:
+    """Compile a kernel for the CPU, once a geometry; None where there is a device."""
+    if DEVICE.type != "cpu":
+        return None
+    made: dict[tuple[Geometry, str], cuda.Launch] = {}
+
+    def maker(g: Geometry, name: str) -> cuda.Launch:
+        if (g, name) not in made:
+            made[g, name] = build(tmp_path_factory.mktemp("kernel"), name, g.defines, seed=len(made))
+        return made[g, name]
+
+    return maker
+
+
+@pytest.mark.parametrize("size", ["tiny", "tiny-0.6b"])
+@pytest.mark.parametrize("b", [1, 9])
+def test_predictor_draws_what_its_passes_draw(
+    b: int, size: str, checkpoint: Callable[..., Path], make: Maker | None
+) -> None:
+    """fp32; greedy and warm rows, every limit; more rows than the matrix unit's sixteen in the first pass."""
+    folder = checkpoint(size=size)
+    config = read_model_config(folder)
+    program = TalkerProgram(config, load_talker(folder, config, DEVICE, torch.float32))
+    w = program.w
+    sizes = SMALL | ({"grid": 16} if SMALL else {})  # a head of 2,048 rows for so few programs
+    predictor = Predictor(
+        w.inner_layers, w.inner_norm, w.inner_heads, w.inner_embed, program.inner_cos, program.inner_sin,
+        program.inner.kv_heads, program.inner.eps, make, **sizes,
+    )  # fmt: skip
+    g = torch.Generator().manual_seed(b)
+    x = torch.randn(b, 2, predictor.geometry.d, generator=g).to(DEVICE)
+    slots = torch.randint(SLOTS, (b,), generator=g).to(DEVICE)
+    key = torch.randint(1 << 32, (b, 16), generator=g).to(DEVICE)
+    k = torch.tensor([50, 5, 1, 0, 50, 2, 2048, 20, 50], dtype=torch.int32)
+    heat = torch.rand(SLOTS, 2, generator=g) + 0.5
+    heat[::3] = 0
+    options = (heat, torch.stack([k, k.flip(0)], dim=1), torch.ones(SLOTS, 2))
+    o = DrawOptions(*(t.to(DEVICE)[:, 1] for t in options))
+    codes = torch.full((2, b, 16), -1, device=DEVICE)
+    logits = torch.full((b, 15, 2048), float("nan"), device=DEVICE)
+    predictor(x.clone(), o, slots, key, codes[0], logits)
+    program._predict_by_layers(x, o, slots, key, WIDE, codes[1])
+    assert not logits.isnan().any()
+    assert torch.equal(*codes)
+
+
+@pytest.mark.parametrize("b", [1, 3, 4])
+def test_rows_with_marks_are_waited_for(b: int, make: Maker | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fp32, several launches one after another; each program has features of every product, as marks need."""
+    monkeypatch.setattr("hocket.kernels.resident.FEW", 4)
+    d, f, heads, kv_heads, head_dim, layers, vocab = 64, 64, 4, 2, 16, 2, 512
+    g = torch.Generator().manual_seed(b)
+
+    def normal(*shape: int) -> Tensor:
+        return (torch.randn(shape, generator=g) / shape[-1] ** 0.5).to(DEVICE)
+
+    blocks = [
+        LayerWeights(
+            norm_in=normal(d), qkv=normal((heads + 2 * kv_heads) * head_dim, d), q_norm=normal(head_dim),
+            k_norm=normal(head_dim), out=normal(d, heads * head_dim), norm_mlp=normal(d),
+            gate_up=normal(2 * f, d), down=normal(d, f),
+        )
+        for _ in range(layers)
+    ]  # fmt: skip
+    w = SimpleNamespace(
+        inner_layers=blocks, inner_norm=normal(d) + 1, inner_heads=normal(15, vocab, d) * 3,
+        inner_embed=normal(15, vocab, d) * 8,
+    )  # fmt: skip
+    position = torch.arange(16, device=DEVICE)
+    cos, sin = (t.squeeze(1) for t in rotary_tables(head_dim, 1e6, position))
+    shape = Shape(heads, kv_heads, head_dim, EPS)
+    twin: Any = SimpleNamespace(w=w, inner=shape, books=16, inner_cos=cos, inner_sin=sin)
+    predictor = Predictor(
+        blocks, w.inner_norm, w.inner_heads, w.inner_embed, cos, sin, kv_heads, EPS, make,
+        grid=4, slot=65536, slots=2 if DEVICE.type == "cuda" else 3,
+    )  # fmt: skip
+    assert b <= predictor.few
+    heat = torch.tensor([0.0, 0.9] * SLOTS, device=DEVICE)
+    o = DrawOptions(heat, torch.full_like(heat, 50).int(), torch.ones_like(heat))
+    for _ in range(3):
+        x = torch.randn(b, 2, d, generator=g).to(DEVICE)
+        slots = torch.randint(SLOTS, (b,), generator=g).to(DEVICE)
+        key = torch.randint(1 << 32, (b, 16), generator=g).to(DEVICE)
+        codes = torch.full((2, b, 16), -1, device=DEVICE)
+        predictor(x, o, slots, key, codes[0])
+        FrameTalker._predict_by_layers(twin, x, o, slots, key, 0, codes[1])
+        assert torch.equal(*codes)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "b", "heads", "kv_heads", "head_dim"),
+    [
+        (torch.float32, 1, 4, 2, 32),
+        (torch.float32, 9, 4, 2, 32),
+        (torch.bfloat16, 20, 2, 1, 128),
+        (torch.bfloat16, 7, 4, 4, 16),
+    ],
+    ids=["one", "nine", "wide-heads", "no-groups"],
+)
+def test_backbone_equals_its_layers(
+    dtype: torch.dtype, b: int, heads: int, kv_heads: int, head_dim: int, make: Maker | None
+) -> None:
+    """Rows of every length over blocks in no order; what lies beyond a row's past is NaN."""
+    d, f, layers, block_tokens, per_row = 64, 96, 2, 4, 40
+    g = torch.Generator().manual_seed(b)
+
+    def normal(*shape: int) -> Tensor:
+        return (torch.randn(shape, generator=g) / shape[-1] ** 0.5).to(DEVICE, dtype)
+
+    def norm(n: int) -> Tensor:
+        return (torch.randn(n, generator=g) * 0.1 + 1).to(DEVICE, dtype)
+
+    blocks = [
+        LayerWeights(
+            norm_in=norm(d), qkv=normal((heads + 2 * kv_heads) * head_dim, d), q_norm=norm(head_dim),
+            k_norm=norm(head_dim), out=normal(d, heads * head_dim), norm_mlp=norm(d),
+            gate_up=normal(2 * f, d), down=normal(d, f),
+        )
+        for _ in range(layers)
+    ]  # fmt: skip
+    last = norm(d)
+    position = torch.tensor([7 * i * i % 150 for i in range(b)], dtype=torch.int32, device=DEVICE)
+    slots = (torch.randperm(b, generator=g) + 1).to(DEVICE)
+    table = torch.randperm((b + 1) * per_row, generator=g).int().view(b + 1, per_row).to(DEVICE)
+    kv = torch.full(
+        (layers, 2, (b + 1) * per_row, block_tokens, kv_heads, head_dim),
+        float("nan"),
+        device=DEVICE,
+        dtype=dtype,
+    )
+    for row, past in zip(slots.tolist(), position.tolist(), strict=True):
+        at = torch.arange(past, device=DEVICE)
+        place = table[row, at // block_tokens].long() * block_tokens + at % block_tokens
+        kv.flatten(2, 3)[:, :, place] = torch.randn(layers, 2, past, kv_heads, head_dim, generator=g).to(kv)
+    at = position.long()
+    block = table[slots].gather(1, (at // block_tokens)[:, None])[:, 0].long()
+    index = block * block_tokens + at % block_tokens
+    x, cos, sin = normal(b, d) * 8, normal(b, head_dim) * 6, normal(b, head_dim) * 6
+
+    def twin(type: torch.dtype) -> tuple[Tensor, Tensor]:
+        store, h = kv.to(type, copy=True).nan_to_num(), x.to(type, copy=True)
+        for layer, cache in zip(blocks, store, strict=True):
+            w = LayerWeights(*(getattr(layer, field.name).to(type) for field in fields(layer)))
+
+            def attend(qkv: Tensor, w: LayerWeights = w, cache: Tensor = cache) -> Tensor:
+                return paged_decode_torch(
+                    qkv,
+                    w.q_norm,
+                    w.k_norm,
+                    EPS,
+                    cos.to(type),
+                    sin.to(type),
+                    cache,
+                    table,
+                    slots,
+                    position,
+                    index,
+                )
+
+            h = decoder_layer(w, Shape(heads, kv_heads, head_dim, EPS), h, attend)
+        return rms_norm_torch(h, last.to(type), EPS), store
+
+    backbone = Backbone(blocks, last, heads, kv_heads, EPS, make, **SMALL)
+    store = kv.clone()
+    got = backbone(x.clone(), cos, sin, store, table, slots, position, index), store.nan_to_num()
+    for mine, its, exact in zip(got, twin(dtype), twin(torch.float64), strict=True):
+        allowed = 2 * (its.double() - exact).norm() + 1e-6 * exact.norm()
+        assert (mine.double() - exact).norm() <= allowed
+
+
+def test_a_compiler_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    cuda._nvrtc.cache_clear()
+    with pytest.raises(cuda.Unavailable, match="without CUDA"):
+        cuda.compile_cubin("", {}, (9, 0))
+
+
+@pytest.mark.parametrize(
+    ("rows", "variant", "taken"), [(16, 0, True), (16, WIDE, True), (17, 0, False), (1, NUCLEUS, False)]
+)
+def test_a_talker_takes_the_kernel_for_few_rows(
+    rows: int, variant: int, taken: bool, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More rows, and draws by top-p, go layer by layer."""
+    folder = checkpoint(size="tiny")
+    config = read_model_config(folder)
+    program = TalkerProgram(config, load_talker(folder, config, DEVICE, torch.float32))
+    took: list[str] = []
+    monkeypatch.setattr(program, "whole", lambda *_: took.append("one kernel"))
+    monkeypatch.setattr(program, "_predict_by_layers", lambda *_: took.append("layers"))
+    h = torch.zeros(rows, program.width, device=DEVICE)
+    x = torch.zeros(rows, program.w.inner_norm.shape[0], device=DEVICE)
+    nothing: Any = None
+    program._predict(h, x, nothing, nothing, nothing, variant, nothing)
+    assert took == ["one kernel" if taken else "layers"]
+
+
+def test_on_a_cpu_no_kernel_stays(checkpoint: Callable[..., Path]) -> None:
+    folder = checkpoint(size="tiny")
+    config = read_model_config(folder)
+    program = TalkerProgram(config, load_talker(folder, config, torch.device("cpu"), torch.float32))
+    assert program.whole is None
+    assert program.stack is None
+    assert "GPU" in str(obstacle(program.w.head))
