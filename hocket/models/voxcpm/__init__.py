@@ -1,0 +1,1 @@
+"""VoxCPM: text to speech by continuous latents, a diffusion loop inside each step."""
