@@ -51,6 +51,7 @@ def create_app(engine: AsyncEngine, settings: ServerSettings) -> FastAPI:
         Requests(settings.kept_results),
         voices=None if folder is None else VoiceStore(folder, settings.max_voices),
         references=References(settings),
+        media=References(settings, max_bytes=settings.max_body_mib << 20),
     )
     middleware = [Middleware(Identified)]
     if settings.cors_origins:

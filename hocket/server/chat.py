@@ -1,69 +1,30 @@
-"""POST /v1/chat/completions: a speech model speaks the last message of the user."""
+"""POST /v1/chat/completions: a model that understands answers; a speech model speaks the last message."""
 
 from __future__ import annotations
 
 import base64
-import time
-import uuid
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Request
-from msgspec import Meta, Struct
 from starlette.responses import Response
 from starlette.types import Send
 
 from hocket.audio.encode import Format
-from hocket.core import ModelInfo
+from hocket.core import Chat, ModelInfo
 from hocket.errors import HocketError, InvalidRequest
 from hocket.server.body import read_json
+from hocket.server.chat_answer import KEPT_S, ChatAnswer, event
+from hocket.server.chat_body import ChatAudio, ChatBody, ChatMessage
+from hocket.server.conversation import MEANINGLESS, Conversation, read_conversation
 from hocket.server.delivery import EVENTS, Answer, Delivery, log_cut, with_waits
 from hocket.server.errors import error_object
 from hocket.server.leaving import while_client_stays
 from hocket.server.openapi import ERRORS, body_schema
 from hocket.server.requests import Ticket
 from hocket.server.serving import Serving
-from hocket.server.speech_body import Plan, SpeechBody, SpeechOptions, VoiceRef, check_input, plan
-
-_KEPT_S = 3600  # what `expires_at` promises; nothing is stored, so a client that has the audio has all
-
-ChatFormat = Literal["wav", "mp3", "flac", "opus", "aac", "pcm16", "pcm"]
-
-
-class ContentPart(Struct):
-    type: str
-    text: str | None = None
-
-
-class ChatMessage(Struct):
-    role: str
-    content: str | list[ContentPart] | None = None
-
-
-class ChatAudio(Struct):
-    voice: str | VoiceRef | None = None
-    format: ChatFormat | None = None
-
-
-class StreamOptions(Struct):
-    include_usage: bool | None = None
-
-
-class ChatBody(SpeechOptions, kw_only=True):
-    """POST /v1/chat/completions: OpenAI's fields, and those of a speech request."""
-
-    messages: Annotated[list[ChatMessage], Meta(description="The last one of the user is spoken.")]
-    modalities: list[Literal["text", "audio"]] | None = None
-    audio: ChatAudio | None = None
-    n: int | None = None
-    max_tokens: Annotated[int, Meta(ge=1, description="Tokens of text to speak.")] | None = None
-    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
-    stream_options: StreamOptions | None = None
-    audio_delta: Annotated[
-        Literal["audio", "content"] | None, Meta(description="Where chunks carry the audio.")
-    ] = None
+from hocket.server.speech_body import Plan, SpeechBody, SpeechOptions, check_input, plan, sampling
 
 
 def router(serving: Serving) -> APIRouter:
@@ -77,7 +38,7 @@ def router(serving: Serving) -> APIRouter:
         openapi_extra=body_schema(ChatBody),
     )
     async def chat(request: Request) -> Response:
-        """Speak the last message of the user."""
+        """Answer a chat, or speak its last message."""
         return _Answer(serving, request)
 
     return router
@@ -102,16 +63,41 @@ class _Answer(Answer):
         with serving.requests.open(ticket, request.state.request_id):
             async with while_client_stays(request):
                 serving.check_room()
-                said = await _said(body, serving)
-                wanted = await _planned(body, said, info, serving)
-                delivery = Delivery(serving, ticket, info, wanted, send)
-                chat = _Chat(delivery, body, said, request.state.request_id)
-                await (chat.stream() if body.stream else chat.whole())
+                answer = await (_answered if info.answers else _spoken)(
+                    body, info, serving, ticket, send, request.state.request_id
+                )
+                await (answer.stream() if body.stream else answer.whole())
 
 
-async def _planned(body: ChatBody, said: _Said, info: ModelInfo, serving: Serving) -> Plan:
+async def _answered(
+    body: ChatBody, info: ModelInfo, serving: Serving, ticket: Ticket, send: Send, chat_id: str
+) -> Conversation:
+    ignored = tuple(name for name in MEANINGLESS if getattr(body, name))
+    for name in MEANINGLESS:
+        setattr(body, name, None)
+    chat = await read_conversation(body, info, serving)
+    wanted = await _planned(body, "", info, serving, chat)
+    wanted.ignored += ignored
+    stages = body.sampling_params_list or []
+    if len(stages) > 1:
+        wanted.request.sampling = sampling(stages[1])
+        wanted.request.max_frames = wanted.request.max_frames or stages[1].max_tokens
+    return Conversation(Delivery(serving, ticket, info, wanted, send), body, chat, info, chat_id)
+
+
+async def _spoken(
+    body: ChatBody, info: ModelInfo, serving: Serving, ticket: Ticket, send: Send, chat_id: str
+) -> _Spoken:
+    said = await _said(body, serving)
+    wanted = await _planned(body, said.text, info, serving)
+    return _Spoken(Delivery(serving, ticket, info, wanted, send), body, said, chat_id)
+
+
+async def _planned(
+    body: ChatBody, text: str, info: ModelInfo, serving: Serving, chat: Chat | None = None
+) -> Plan:
     try:
-        return await plan(_speech(body, said.text), "", info, serving)
+        return await plan(_speech(body, text), "", info, serving, chat)
     except InvalidRequest as error:
         if error.param == "voice" and body.audio is not None and body.audio.voice is not None:
             error.param = "audio.voice"
@@ -174,14 +160,12 @@ def _speech(body: ChatBody, text: str) -> SpeechBody:
     return SpeechBody(**fields)
 
 
-class _Chat:
-    """One answer in OpenAI's shape."""
+class _Spoken(ChatAnswer):
+    """What a speech model says: a text that is known."""
 
     def __init__(self, delivery: Delivery, body: ChatBody, said: _Said, chat_id: str) -> None:
-        self.delivery, self.body, self.said = delivery, body, said
-        self.id = chat_id
-        self.audio_id = f"audio-{uuid.uuid4().hex}"
-        self.created = int(time.time())
+        super().__init__(delivery, body, chat_id)
+        self.said = said
 
     async def whole(self) -> None:
         d = self.delivery
@@ -189,7 +173,7 @@ class _Chat:
         audio = {
             "id": self.audio_id,
             "data": base64.b64encode(whole.data).decode(),
-            "expires_at": self.created + _KEPT_S,
+            "expires_at": self.created + KEPT_S,
             "transcript": self.said.text,
         }
         message = {"role": "assistant", "content": self.said.text if self.said.shown else None}
@@ -199,10 +183,7 @@ class _Chat:
             "logprobs": None,
             "finish_reason": self._reason(whole.finish_reason),
         }
-        answer = {**self._head("chat.completion"), "choices": [choice], "usage": _usage(whole.usage)}
-        content = await d.serving.offload(msgspec.json.encode, answer)
-        await d.start(whole.stream, "application/json", {"Content-Length": str(len(content))})
-        await d.body(content, more=False)
+        await self.send_whole(whole.stream, {"choices": [choice], "usage": _usage(whole.usage)})
 
     async def stream(self) -> None:
         d = self.delivery
@@ -222,75 +203,34 @@ class _Chat:
                             heard = True
                         frames = round((sound.seconds - seconds) * sound.rate_hz)
                         seconds = sound.seconds
-                        await self._audio({"data": base64.b64encode(piece).decode()}, frames)
+                        await self.send_sound(base64.b64encode(piece).decode(), frames)
                         d.ticket.sent(sound.seconds)
                     if not d.started:
                         await d.start(stream, EVENTS)
                     if not heard:
                         await self._opening()
-                    used = d.end(sound, stream)
-                    await self._closing(self._reason(sound.finish_reason), used)
+                    used = d.end(sound.finish_reason, stream)
+                    await self.send_sound_end(self._reason(sound.finish_reason))
+                    await self.send_usage(_usage(used))
                 except HocketError as error:
                     if not d.started:
                         raise
                     log_cut(d.ticket, error)
                     said = {"error": {**error_object(error), "partial_audio": heard}}
-                    return await d.body(_data(said), more=False)
+                    return await d.body(event(said), more=False)
         await d.body(b"data: [DONE]\n\n", more=False)
 
     async def _opening(self) -> None:
         """The text, and the name of the audio that follows."""
         if self.said.shown:
             delta = {"role": "assistant", "content": self.said.text}
-            await self._chunk(delta, "text")
+            await self.send_chunk(delta, "text")
         audio = {"id": self.audio_id, "transcript": self.said.text}
         if self.body.audio_delta != "content":
-            await self._chunk({"role": "assistant", "audio": audio}, "audio", self._metadata(0))
-
-    async def _audio(self, audio: dict[str, Any], frames: int) -> None:
-        if self.body.audio_delta == "content":
-            delta = {"role": "assistant", "content": audio["data"]}
-        else:
-            delta = {"audio": audio}
-        await self._chunk(delta, "audio", self._metadata(frames))
-
-    async def _closing(self, reason: str, used: dict[str, Any]) -> None:
-        delta: dict[str, Any] = {"audio": {"id": self.audio_id, "expires_at": self.created + _KEPT_S}}
-        if self.body.audio_delta == "content":
-            delta = {}
-        await self._chunk(delta, "audio", {**self._metadata(0), "finish_reason": reason})
-        options = self.body.stream_options
-        if options is not None and options.include_usage:
-            await self._put({**self._head("chat.completion.chunk"), "choices": [], "usage": _usage(used)})
-
-    def _metadata(self, frames: int) -> dict[str, Any]:
-        plan = self.delivery.plan
-        shown = "pcm16" if plan.format == "pcm" else plan.format
-        metadata = {
-            "format": shown,
-            "sample_rate_hz": plan.rate_hz,
-            "frame_count": frames,
-            "channels": 1,
-        }
-        return {"audio_metadata": metadata}
-
-    async def _chunk(self, delta: dict[str, Any], modality: str, more: dict[str, Any] | None = None) -> None:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None, **(more or {})}
-        await self._put({**self._head("chat.completion.chunk"), "choices": [choice], "modality": modality})
-
-    async def _put(self, chunk: dict[str, Any]) -> None:
-        await self.delivery.body(_data(chunk), more=True)
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        name = self.delivery.settings.name
-        return {"id": self.id, "object": kind, "created": self.created, "model": name}
+            await self.send_chunk({"role": "assistant", "audio": audio}, "audio", self.metadata(0))
 
     def _reason(self, reason: str) -> str:
         return "length" if self.said.cut else reason
-
-
-def _data(value: dict[str, Any]) -> bytes:
-    return b"data: %b\n\n" % msgspec.json.encode(value)
 
 
 def _usage(used: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import urllib.parse
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import anyio
 from fastapi import Request
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from hocket.engine.stream import Stream
 
 log = logging.getLogger("hocket.server")
+
+T = TypeVar("T")
 
 EVENTS = "text/event-stream; charset=utf-8"
 
@@ -111,9 +113,9 @@ class Delivery(Utterance):
             raise ClientLeft from error
 
 
-async def with_waits(d: Delivery, pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes | None, None]:
+async def with_waits(d: Delivery, pieces: AsyncGenerator[T, None]) -> AsyncGenerator[T | None, None]:
     """`pieces`, with None each time that none has come for `wait_comment_s`."""
-    pending: asyncio.Task[bytes] | None = None
+    pending: asyncio.Task[T] | None = None
     try:
         while True:
             pending = pending or asyncio.ensure_future(anext(pieces))

@@ -275,7 +275,7 @@ class _Response:
                                 delta = base64.b64encode(piece[start : start + _SEGMENT]).decode()
                                 await session._send("response.output_audio.delta", **where, delta=delta)
                             ticket.sent(sound.seconds)
-                    utterance.end(sound, stream)
+                    utterance.end(sound.finish_reason, stream)
         except HocketError as error:
             await session._error(error, None)
             return "failed", {"type": "failed", "error": error_object(error)}

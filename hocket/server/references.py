@@ -33,10 +33,11 @@ Offload = Callable[..., Awaitable[Any]]
 class References:
     """Loads recordings by the owner's rules."""
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: ServerSettings, *, max_bytes: int = MAX_BYTES) -> None:
         self._folder = settings.media_dir and Path(settings.media_dir)
+        self._max_bytes = max_bytes
         self._fetcher = (
-            Fetcher(settings.allow_media_hosts, max_bytes=MAX_BYTES) if settings.allow_media_url else None
+            Fetcher(settings.allow_media_hosts, max_bytes=max_bytes) if settings.allow_media_url else None
         )
         self._kept: OrderedDict[bytes, tuple[Samples, int]] = OrderedDict()
         self._lock = threading.Lock()
@@ -56,25 +57,33 @@ class References:
         param: the field it came in, for messages. offload: runs a call in a thread. paths: whether a bare
         path is a locator too. Raises InvalidRequest for a bad recording, Forbidden for a forbidden place.
         """
+        data = await self.read(locator, param=param, offload=offload, paths=paths)
+        samples, rate = await offload(self.decode, data, param)
+        return Reference(samples=samples, rate_hz=rate, text=text, speaker_only=speaker_only)
+
+    async def read(
+        self, locator: str, *, param: str, offload: Offload, kind: str = "audio", paths: bool = False
+    ) -> bytes:
+        """The bytes at `locator`, which lead to something of `kind`; see `load`."""
         scheme = locator[:8].lower()
+        data: bytes
         if scheme.startswith("data:"):
-            samples, rate = await offload(self._from_data, locator, param)
+            data = await offload(self._from_data, locator, param, kind)
         elif scheme.startswith(("http://", "https://")):
             if self._fetcher is None:
-                raise _forbidden(param)
+                raise _forbidden(param, kind)
             data = await self._fetcher.fetch(locator, param=param)
-            samples, rate = await offload(self.decode, data, param)
         elif scheme.startswith("file:"):
-            samples, rate = await offload(self._from_path, _path_of(locator, param), param)
+            data = await offload(self._read, _path_of(locator, param, kind), param, kind)
         elif paths:
-            samples, rate = await offload(self._from_path, locator, param)
+            data = await offload(self._read, locator, param, kind)
         else:
             raise InvalidRequest(
-                f"'{param}' is not a locator: send data:audio/…;base64,…; bare base64 is not accepted",
+                f"'{param}' is not a locator: send data:{kind}/…;base64,…; bare base64 is not accepted",
                 param=param,
                 code="bad_reference",
             )
-        return Reference(samples=samples, rate_hz=rate, text=text, speaker_only=speaker_only)
+        return data
 
     def decode(self, data: bytes, param: str) -> tuple[Samples, int]:
         """The sound in a file's bytes and its rate in Hz, checked. For a thread."""
@@ -93,47 +102,44 @@ class References:
                 self._kept.popitem(last=False)
         return samples, rate
 
-    def _from_data(self, url: str, param: str) -> tuple[Samples, int]:
-        return self.decode(parse_data_url(url, param=param, max_bytes=MAX_BYTES), param)
+    def _from_data(self, url: str, param: str, kind: str) -> bytes:
+        return parse_data_url(url, param=param, max_bytes=self._max_bytes, kind=kind)
 
-    def _from_path(self, name: str, param: str) -> tuple[Samples, int]:
-        return self.decode(self._read(name, param), param)
-
-    def _read(self, name: str, param: str) -> bytes:
+    def _read(self, name: str, param: str, kind: str) -> bytes:
         """The file `name` below the media folder. One message for all that may not be read, there or not."""
         if self._folder is None or "\0" in name:
-            raise _forbidden(param)
+            raise _forbidden(param, kind)
         try:
             root = self._folder.resolve(strict=True)
             path = (root / name).resolve(strict=True)
             if not path.is_relative_to(root):
-                raise _forbidden(param)
+                raise _forbidden(param, kind)
             # A pipe would block the open, and a link put there since would lead away.
             flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
             with os.fdopen(os.open(path, flags | getattr(os, "O_BINARY", 0)), "rb") as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    raise _forbidden(param)
-                data = file.read(MAX_BYTES + 1)
+                    raise _forbidden(param, kind)
+                data = file.read(self._max_bytes + 1)
         except (OSError, RuntimeError, ValueError):  # RuntimeError: links in a circle
-            raise _forbidden(param) from None
-        if len(data) > MAX_BYTES:
-            problem = f"'{param}' names a file of more than {MAX_BYTES >> 20} MiB"
+            raise _forbidden(param, kind) from None
+        if len(data) > self._max_bytes:
+            problem = f"'{param}' names a file of more than {self._max_bytes >> 20} MiB"
             raise InvalidRequest(problem, param=param, code="bad_reference")
         return data
 
 
-def _path_of(url: str, param: str) -> str:
+def _path_of(url: str, param: str, kind: str) -> str:
     try:
         parts = urllib.parse.urlsplit(url)
     except ValueError:
-        raise _forbidden(param) from None
+        raise _forbidden(param, kind) from None
     if parts.netloc.lower() not in ("", "localhost"):
-        raise _forbidden(param)
+        raise _forbidden(param, kind)
     return urllib.parse.unquote(parts.path)
 
 
-def _forbidden(param: str) -> Forbidden:
+def _forbidden(param: str, kind: str) -> Forbidden:
     return Forbidden(
-        f"'{clip(param)}' names a place that this server may not read; send a data:audio/…;base64,… URL",
+        f"'{clip(param)}' names a place that this server may not read; send a data:{kind}/…;base64,… URL",
         param=param,
     )

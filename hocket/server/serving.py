@@ -33,6 +33,7 @@ class Serving:
     requests: Requests
     voices: VoiceStore | None  # None: the owner keeps no uploaded voices
     references: References
+    media: References  # what chats are about
     draining: bool = False
     asleep: bool = False  # put to sleep by the owner; the engine holds no weights
     profiling: bool = False  # the workers record what they do

@@ -54,18 +54,25 @@ class Sound:
     async def pieces(self, stream: Stream | Nothing) -> AsyncGenerator[bytes, None]:
         """The file, piece by piece, as `stream` gives its sound; each piece holds at least one byte."""
         async for audio in stream:
-            if len(audio.samples) <= _INLINE_S * self.native_hz:
-                piece = self._add(audio.samples)
-            else:
-                piece = await to_thread.run_sync(self._add, audio.samples)
+            piece = await self.encode(audio.samples)
             if piece:
                 yield piece
             if self._gate.ended:
                 break
-        self.finish_reason = "stop" if self._gate.ended else stream.finish_reason or "stop"
-        last = await to_thread.run_sync(self._end, self._gate.ended or self.finish_reason == "length")
+        last = self.finish(stream.finish_reason)
         if last:
             yield last
+
+    async def encode(self, samples: Samples) -> bytes:
+        """The next bytes of the file; none while they are held back."""
+        if len(samples) <= _INLINE_S * self.native_hz:
+            return self._add(samples)
+        return await to_thread.run_sync(self._add, samples)
+
+    def finish(self, reason: str | None) -> bytes:
+        """The last bytes of the file. reason: how the sound ended."""
+        self.finish_reason = "stop" if self._gate.ended else reason or "stop"
+        return self._end(self._gate.ended or self.finish_reason == "length")
 
     def _add(self, samples: Samples) -> bytes:
         return self._encode(self._resampler.process(self._stretch.process(self._gate.process(samples))))

@@ -114,7 +114,7 @@ async def _deliver_raw(d: Delivery) -> None:
                 return  # without the last chunk
         if not d.started:
             await d.start(stream, MEDIA_TYPES[d.plan.format])
-        d.end(sound, stream)
+        d.end(sound.finish_reason, stream)
     await d.body(b"", more=False)
 
 
@@ -141,7 +141,7 @@ async def _deliver_events(d: Delivery) -> None:
                     index += 1
                     await d.body(_event(delta), more=True)
                     d.ticket.sent(sound.seconds)
-                used = d.end(sound, stream)
+                used = d.end(sound.finish_reason, stream)
                 last = {"type": "speech.audio.done", "finish_reason": sound.finish_reason, "usage": used}
             except HocketError as error:
                 if not d.started:

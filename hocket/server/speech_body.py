@@ -6,13 +6,13 @@ What a single model can do is for its front end to judge; here is what holds for
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from anyio import to_thread
 from msgspec import Meta, Struct
 
 from hocket.audio.encode import Format, output_rate
-from hocket.core import ModelInfo, Reference, Sampling, SpeechRequest
+from hocket.core import Chat, ModelInfo, Reference, Sampling, SpeechRequest
 from hocket.errors import InvalidRequest, clip
 from hocket.server.names import check_model, find_voice, is_speaker
 from hocket.server.serving import Serving
@@ -96,12 +96,17 @@ class Plan:
     retries_runaway: bool  # try another seed, once, if the model does not end by itself
 
 
-async def plan(body: SpeechBody, accept: str, info: ModelInfo, serving: Serving) -> Plan:
-    """The plan for `body`, given the client's Accept header. Raises InvalidRequest naming the field."""
+async def plan(
+    body: SpeechBody, accept: str, info: ModelInfo, serving: Serving, chat: Chat | None = None
+) -> Plan:
+    """The plan for `body`, given the client's Accept header. Raises InvalidRequest naming the field.
+
+    With a `chat` that is answered; the body's input and its options of drawing are then not read.
+    """
     settings = serving.settings
     check_model(body.model, settings)
-    request = SpeechRequest(text=body.input)
-    silence = check_input(body.input, settings)
+    request = SpeechRequest(text=body.input, chat=chat)
+    silence = chat is None and check_input(body.input, settings)
     ignored = []
     if body.instructions and len(body.instructions) > settings.max_instructions_chars:
         limit = settings.max_instructions_chars
@@ -122,12 +127,8 @@ async def plan(body: SpeechBody, accept: str, info: ModelInfo, serving: Serving)
 
     request.task = body.task_type
     await _choose_voice(request, body, info, serving)
-    request.sampling = Sampling(
-        temperature=body.temperature,
-        top_k=None if body.top_k is None else max(0, body.top_k),
-        top_p=body.top_p,
-        repetition_penalty=body.repetition_penalty,
-    )
+    if chat is None:
+        request.sampling = sampling(body)
     request.seed = body.seed
     request.max_frames = body.max_new_tokens
     request.text_first = body.non_streaming_mode
@@ -150,7 +151,29 @@ async def plan(body: SpeechBody, accept: str, info: ModelInfo, serving: Serving)
         stop_at_silence_ms=body.stop_at_silence_ms,
         ignored=tuple(ignored),
         silence=silence,
-        retries_runaway=mode == "buffered" and body.seed is None and body.max_new_tokens is None,
+        retries_runaway=mode == "buffered"
+        and chat is None
+        and body.seed is None
+        and body.max_new_tokens is None,
+    )
+
+
+class Drawing(Protocol):
+    """Fields that say how something is drawn, as the API names them."""
+
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    repetition_penalty: float | None
+
+
+def sampling(body: Drawing) -> Sampling:
+    """The body's options of drawing."""
+    return Sampling(
+        temperature=body.temperature,
+        top_k=None if body.top_k is None else max(0, body.top_k),
+        top_p=body.top_p,
+        repetition_penalty=body.repetition_penalty,
     )
 
 

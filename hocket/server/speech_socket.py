@@ -507,7 +507,7 @@ class _Unit:
             if held:
                 yield b"".join(held)
                 self.ticket.sent(sound.seconds)
-            self._utterance.end(sound, self._stream)
+            self._utterance.end(sound.finish_reason, self._stream)
             self.finish_reason = sound.finish_reason
 
     async def aclose(self) -> None:

@@ -50,6 +50,12 @@ class Utterance:
         if self.plan.silence:
             yield Nothing(self.info.sample_rate_hz)
             return
+        async with self.opened() as stream:
+            yield stream
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Stream]:
+        """As `stream`, of a request that has something to be made."""
         async with freed(self.serving, await self.serving.engine.submit(self.plan.request)) as stream:
             yield stream
 
@@ -80,16 +86,16 @@ class Utterance:
                     code="generation_runaway",
                 )
         self.ticket.sent(sound.seconds)
-        used = self.end(sound, stream)
+        used = self.end(sound.finish_reason, stream)
         return Whole(b"".join(parts), sound.seconds, sound.finish_reason, used, stream)
 
-    def end(self, sound: Sound, stream: Stream | Nothing) -> dict[str, Any]:
+    def end(self, reason: str, stream: Stream | Nothing) -> dict[str, Any]:
         """Note how the request ended. -> usage, as in the contract."""
         used = usage(stream)
         ticket = self.ticket
-        ticket.outcome = "length" if sound.finish_reason == "length" else "ok"
+        ticket.outcome = "length" if reason == "length" else "ok"
         ticket.input_tokens, ticket.frames = used["input_tokens"], used["output_tokens"]
-        self.serving.requests.finish(ticket, sound.finish_reason, used)
+        self.serving.requests.finish(ticket, reason, used)
         return used
 
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from hocket.audio.decode import decode
-from hocket.core import Reference, Sampling, SpeechRequest
+from hocket.core import Chat, Reference, Sampling, SpeechRequest
 from hocket.engine.blocking import Engine
 from hocket.engine.client import AsyncEngine
 from hocket.engine.stream import Stream
@@ -303,6 +303,7 @@ async def test_abort_by_id(endless: Path) -> None:
             {"speaker_embedding": [1.0] * 64}, "ref_audio", id="vector for a checkpoint with presets"
         ),
         pytest.param({"extra": {"emo": 1}}, "extra_params.emo", id="another family's option"),
+        pytest.param({"text": "", "chat": Chat(messages=[])}, "messages", id="chat with a speech model"),
     ],
 )
 async def test_bad_request_names_its_field(endless: Path, change: dict[str, Any], param: str) -> None:

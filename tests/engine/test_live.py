@@ -92,8 +92,8 @@ async def test_requests_that_are_being_prepared_count_in_the_queue(
         monkeypatch.setattr(asyncio, "to_thread", slowly)
         counter = itertools.count()
         asked = [
-            asyncio.create_task(engine.submit(request("Hello.", request_id=f"r{next(counter)}")))
-            for _ in range(10)
+            asyncio.create_task(engine.submit(request("Hello. " * 300, request_id=f"r{next(counter)}")))
+            for _ in range(10)  # too long to be prepared at once
         ]
         await asyncio.sleep(0)
         refused = [task for task in asked if task.done()]
