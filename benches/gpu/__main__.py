@@ -10,20 +10,22 @@ from typing import Any
 
 import torch
 
-from benches.gpu import check, codec, engine, frame, tiles
+from benches.gpu import check, codec, engine, frame, voxcpm, voxcpm_vae
 from benches.gpu.model import Model
 
 CODEC_GRID = tuple((n, b) for n in (1, 4, 16) for b in (1, 16, 64))
-SECTIONS = ["golden", "check", "frame", "breakdown", "codec", "codec32", "engine", "tiles"]
+SECTIONS = ["golden", "check", "frame", "breakdown", "codec", "codec32", "engine"]
+SECTIONS += ["voxcpm", "voxcpm-vae"]
 
 
 def main() -> None:
     p = argparse.ArgumentParser(prog="python -m benches.gpu", description=sys.modules["benches.gpu"].__doc__)
     p.add_argument("sections", nargs="+", choices=SECTIONS)
-    p.add_argument("--size", default="1.7b")
+    p.add_argument("--size", help="1.7b, or 2 of VoxCPM")
     p.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64, 128, 256])
     p.add_argument("--clients", type=int, nargs="+", default=[1, 16, 64, 128])
     p.add_argument("--seconds", type=float, default=4.0)
+    p.add_argument("--voice", default="float16", help="dtype of VoxCPM's vocoder in the closed loop")
     p.add_argument("--out")
     a = p.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -46,9 +48,10 @@ def main() -> None:
             with open(a.out, "w") as f:
                 json.dump(results, f, indent=1)
 
-    model = Model(a.size, device)
-    talker, half = model.talker(), model.codec(torch.bfloat16)
-    report("weights ready")
+    if set(a.sections) - {"voxcpm", "voxcpm-vae"}:
+        model = Model(a.size or "1.7b", device)
+        talker, half = model.talker(), model.codec(torch.bfloat16)
+        report("weights ready")
 
     def listed(name: str, call: Callable[[], Any], label: str) -> None:
         section(name, call)
@@ -63,7 +66,7 @@ def main() -> None:
         elif name == "frame":
             section(name, lambda: frame.main(model, talker, tuple(a.batches), report))
         elif name == "breakdown":
-            for b, skinny in ((1, 32), (64, 0)):
+            for b, skinny in ((1, 2), (64, 0)):
                 listed(
                     f"breakdown {b}",
                     lambda b=b, skinny=skinny: frame.breakdown(model, talker, b, skinny),
@@ -78,8 +81,12 @@ def main() -> None:
             del full
         elif name == "engine":
             section(name, lambda: engine.main(model, talker, half, tuple(a.clients), a.seconds, report))
-        elif name == "tiles":
-            section(name, lambda: tiles.main(device, (1, 16), report))
+        elif name == "voxcpm":
+            sizes = (tuple(a.batches), tuple(a.clients))
+            voxcpm.main(a.size or "2", device, *sizes, a.seconds, a.voice, section, report)
+        elif name == "voxcpm-vae":
+            section(name, lambda: voxcpm_vae.main(device, report))
+            listed(f"{name} breakdown", lambda: voxcpm_vae.breakdown(device), "vocoder 1 x 64")
     print(json.dumps(results))
 
 

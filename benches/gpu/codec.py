@@ -10,9 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benches.gpu.frame import event_ms, kernel_times
 from benches.gpu.model import Model
+from hocket.core import StreamingProgram
 from hocket.models.qwen3_tts.codec import CodecProgram
 from hocket.runtime.graphs import GraphPool, own_stream
 from hocket.runtime.state import allocate
@@ -28,21 +30,8 @@ def main(
     report: Callable[[str], None],
 ) -> list[Any]:
     rows = []
-    stream = own_stream(model.device)
-    slots_total = max(b for _, b in grid) + 1
-    state = allocate(program.declare(), slots=slots_total, device=model.device).tensors
     for n, b in grid:
-        slots = torch.arange(1, b + 1, device=model.device)
-        codes = torch.randint(2048, (b, n, 16), dtype=torch.int32, device=model.device)
-        pool = GraphPool(stream)
-        torch.cuda.synchronize()
-
-        def call(slots: Any = slots, codes: Any = codes) -> Any:
-            return program.step(state, slots, codes)
-
-        with torch.cuda.stream(stream):
-            pool.capture("step", call)
-            ms = event_ms(lambda: pool.replay("step", call), 20)  # noqa: B023
+        ms = step_ms(program, codes(n, b, model.device))
         ceiling = FLOP * n * b / (790e12 if name == "bf16" else 67e12) * 1e3
         rows.append({"dtype": name, "frames": n, "b": b, "ms": ms, "ceiling_ms": ceiling})
         report(
@@ -53,12 +42,39 @@ def main(
 
 
 def breakdown(model: Model, program: CodecProgram, n: int, b: int) -> list[tuple[str, float, int]]:
-    stream = own_stream(model.device)
-    state = allocate(program.declare(), slots=b + 1, device=model.device).tensors
-    slots = torch.arange(1, b + 1, device=model.device)
-    codes = torch.randint(2048, (b, n, 16), dtype=torch.int32, device=model.device)
-    pool = GraphPool(stream)
+    return step_kernels(program, codes(n, b, model.device))
+
+
+def codes(n: int, b: int, device: torch.device) -> Tensor:
+    return torch.randint(2048, (b, n, 16), dtype=torch.int32, device=device)
+
+
+def step_ms(program: StreamingProgram, frames: Tensor) -> float:
+    """Median time of a step over frames [b, n, ...] of as many streams, from a graph."""
+    stream, replay = _recorded(program, frames)
     with torch.cuda.stream(stream):
-        pool.capture("step", lambda: program.step(state, slots, codes))
+        return event_ms(replay, 20)
+
+
+def step_kernels(program: StreamingProgram, frames: Tensor) -> list[tuple[str, float, int]]:
+    """`kernel_times` of such a step."""
+    stream, replay = _recorded(program, frames)
+    with torch.cuda.stream(stream):
         torch.cuda.synchronize()
-        return kernel_times(lambda: pool.replay("step", lambda: None), 4)
+        return kernel_times(replay, 4)
+
+
+def _recorded(program: StreamingProgram, frames: Tensor) -> tuple[Any, Callable[[], Any]]:
+    """A stream, and what to call there."""
+    b, stream = len(frames), own_stream(frames.device)
+    state = allocate(program.declare(), slots=b + 1, device=frames.device).tensors
+    slots = torch.arange(1, b + 1, device=frames.device)
+    pool = GraphPool(stream)
+    torch.cuda.synchronize()
+
+    def call() -> Any:
+        return program.step(state, slots, frames)
+
+    with torch.cuda.stream(stream):
+        pool.capture("step", call)
+    return stream, lambda: pool.replay("step", call)

@@ -4,9 +4,9 @@ Logits     one frame of the talker and its predictor on the same random weights 
            (teacher forcing), bf16 against fp32: for each codebook the largest and the root-mean-square
            difference, the divergence of what would be drawn from (temperature 0.9), and the share of rows
            with the same best token. Bound by bf16's 8 bits of mantissa: about 1 % of the logits' deviation.
-Sound      the codec in chunks as they are streamed, in bf16 and fp32, against one fp32 step over the whole:
-           largest difference, signal to noise, log-spectral distance; and steps at the seams of chunks beside
-           those of the whole decode at the same places.
+Sound      the codec in chunks as they are streamed, in fp32, fp16 and bf16, against one fp32 step over the
+           whole: largest difference, signal to noise, log-spectral distance; and steps at the seams of chunks
+           beside those of the whole decode at the same places.
 
     python -m benches.gpu.fidelity --out FILE [--size tiny]
 """
@@ -24,9 +24,9 @@ from torch import Tensor
 from benches.gpu.frame import states
 from benches.gpu.model import Model
 from hocket.kernels.draw import DrawOptions, Repetition
-from hocket.models.qwen3_tts import talker as talker_module
 from hocket.models.qwen3_tts.codec import CodecProgram
 from hocket.models.qwen3_tts.talker import TalkerProgram
+from hocket.nn import talker as talker_module
 from hocket.runtime.state import allocate
 
 CHUNKS = (1, 1, 2, 4, 8, 16, 32, 32, 32)
@@ -114,7 +114,7 @@ def sound(model: Model) -> dict[str, Any]:
     whole = decode(program, (total,))
     edges = torch.tensor(CHUNKS, device=model.device).cumsum(0)[:-1] * program.hop
     found: dict[str, Any] = {"peak": whole.abs().max().item(), "rms": whole.square().mean().sqrt().item()}
-    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+    for name, dtype in (("fp32", torch.float32), ("fp16", torch.float16), ("bf16", torch.bfloat16)):
         streamed = decode(program if dtype == torch.float32 else model.codec(dtype), CHUNKS)
         noise = (streamed - whole).square().mean().sqrt()
         step, expected = ((w[:, edges] - w[:, edges - 1]).abs().mean().item() for w in (streamed, whole))

@@ -11,6 +11,7 @@ Ceiling    the frame and codec rows of docs/performance.md; the baseline is vLLM
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import subprocess
 import sys
@@ -23,15 +24,17 @@ from typing import Any
 import torch
 
 from benches.served import serving
-from hocket.models.qwen3_tts.synthetic import write_checkpoint
 
+WORK = {  # size, fields of a request, frames of the published comparison, span of the long load
+    "qwen3_tts": ("1.7b", {"voice": "ryan", "language": "English"}, "138", "2-260"),
+    "voxcpm": ("2", {}, "39", "2-75"),
+}
 CLOSED = (("1", "12"), ("16", "96"), ("64", "256"), ("128", "512"), ("256", "768"))
 
 
 def bench(address: str, out: Path, *options: str) -> None:
     """Run `hocket bench`; its table and its complaints go to the terminal."""
-    extra = ["--extra", 'language="English"', "--max-failures", "1000000"]
-    command = [sys.executable, "-m", "hocket", "bench", address, "--voice", "ryan", *extra, *options]
+    command = [sys.executable, "-m", "hocket", "bench", address, "--max-failures", "1000000", *options]
     subprocess.run([*command, "--json", str(out)], check=False, timeout=400)
 
 
@@ -64,7 +67,8 @@ def main() -> None:
     p.add_argument("parts", nargs="*", default=["closed"], choices=["closed", "listeners", "memory", "again"])
     p.add_argument("--out", type=Path, required=True)
     p.add_argument("--model", type=Path, help="A checkpoint that is there already.")
-    p.add_argument("--size", default="1.7b")
+    p.add_argument("--family", choices=WORK, default="qwen3_tts")
+    p.add_argument("--size", help="By default the one of the published comparison.")
     p.add_argument("--levels", type=int, default=len(CLOSED), help="How many of the closed levels.")
     p.add_argument("--listeners", default="300,500,700")
     p.add_argument("--duration", default="60")
@@ -75,13 +79,18 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     found: dict[str, Any] = {"device": torch.cuda.get_device_name() if device == "cuda" else "cpu"}
 
+    size, fields, most, spread = WORK[a.family]
+    extra = [word for key, value in fields.items() for word in ("--extra", f"{key}={json.dumps(value)}")]
+    frames = ("--max-new-tokens", most, *extra)
+
     begin = time.perf_counter()
-    model = a.model or write_checkpoint(Path(mkdtemp()) / "m", size=a.size, never_ends=True, device=device)
+    maker = importlib.import_module(f"hocket.models.{a.family}.synthetic")
+    folder = Path(mkdtemp()) / "m"
+    model = a.model or maker.write_checkpoint(folder, size=a.size or size, never_ends=True, device=device)
     print(f"checkpoint in {time.perf_counter() - begin:.1f} s: {model}", flush=True)
     if device == "cuda":
         torch.cuda.empty_cache()
     settings = [word for each in a.set for word in ("--set", each)]
-    frames = ("--max-new-tokens", "138")
 
     def start(log: str) -> Any:
         return serving(str(model), *settings, log=a.out / log)
@@ -104,7 +113,7 @@ def main() -> None:
             memory = Memory()
             memory.start()
             load = ("--concurrency", "64", "--requests", "2000", "--processes", a.processes)
-            bench(address, a.out / "memory.json", *load, "--max-new-tokens", "2-260")
+            bench(address, a.out / "memory.json", *load, "--max-new-tokens", spread, *extra)
             memory.stop()
             found["memory_mib"] = memory.samples
             print(f"memory {memory.samples[:: max(1, len(memory.samples) // 12)]}", flush=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import mkdtemp
@@ -17,29 +16,20 @@ from hocket.models.qwen3_tts.codec import CodecProgram
 from hocket.models.qwen3_tts.config import CODEC_FOLDER, load_codec_config, read_model_config
 from hocket.models.qwen3_tts.frontend import QwenTtsFrontEnd
 from hocket.models.qwen3_tts.talker import TalkerProgram
+from hocket.nn.synthetic import fill
 
 FRAMES = 137  # of every utterance: the work of the published comparison
 TEXT = "Each voice fills the other's rests, and so the line goes on."
 
 
 class RandomTensors(Mapping[str, Tensor]):
-    """Tensors drawn when asked for, spread as `synthetic` spreads them."""
+    """Tensors drawn when asked for, as `synthetic` draws them."""
 
     def __init__(self, shapes: dict[str, tuple[int, ...]], device: torch.device) -> None:
         self._shapes, self._device = shapes, device
-        self._generator = torch.Generator(device).manual_seed(0)
 
     def __getitem__(self, name: str) -> Tensor:
-        shape, leaf = self._shapes[name], name.rpartition(".")[2]
-        x = torch.randn(shape, generator=self._generator, device=self._device)
-        if leaf == "cluster_usage":
-            x = x.abs() + 0.5
-        elif leaf in ("scale", "gamma", "alpha", "beta"):
-            x *= 0.3
-        elif leaf != "embedding_sum" and len(shape) == 1:
-            x = x * 0.1 + 1 if leaf == "weight" else x * 0.05
-        elif leaf != "embedding_sum":
-            x /= math.sqrt(math.prod(shape[1:]))
+        x = fill(name, self._shapes[name], 0, torch.float32, self._device, False)
         if name == "talker.codec_head.weight":
             x[synthetic.CODEC_END] = 0  # far below the 50 best of 2048: never drawn
         return x
@@ -75,10 +65,13 @@ class Model:
             weights.open_tensors = kept
 
     def codec(self, dtype: torch.dtype = torch.bfloat16) -> CodecProgram:
-        tensors = RandomTensors(synthetic.codec_shapes(self._codec_config), self.device)
-        tensors._shapes = {
-            name: shape for name, shape in tensors._shapes.items() if name.startswith("decoder.")
+        shapes = synthetic.codec_shapes(self._codec_config)
+        tensors = {
+            name: fill(name, shape, 0, torch.float32, self.device, False)
+            for name, shape in shapes.items()
+            if name.startswith("decoder.")
         }
+        synthetic._tame(tensors, blocks=len(self._codec_config["decoder_config"]["upsample_rates"]))
         kept = weights.open_tensors
         weights.open_tensors = lambda folder, device: tensors  # type: ignore[assignment]
         try:
