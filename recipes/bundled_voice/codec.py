@@ -1,63 +1,111 @@
-"""The codec of the bundled voice: modules named as in the official file, losses, training.
+"""The codec of the bundled voice: modules named as in the official file, tokenising, decoding.
 
 Encoder (Mimi type), quantiser and decoder follow the 12 Hz speech tokenizer of qwen-tts 0.1.1
 (`core/tokenizer_12hz/modeling_qwen3_tts_tokenizer_v2.py`) and transformers 4.57 (`models/mimi`)
-with the widths of `shapes.py`. Two things are added for training only: codebook 0 is taught to
-tell the phones that the teachers reported, so that the talker's first code is close to the text,
-and two families of discriminators.
+with the widths of `shapes.py`. Two heads are added for training only: one tells from codebook 0 alone
+the phones that the teachers reported, so that the talker's first code is close to the text; one tells
+the log-mel spectrogram from the decoder's 50 Hz features, so that encoder and codebooks can learn
+without the costly way to samples (`codec_train.py`).
 
-    python codec.py train  SHARDS OUT --seconds 300 --adv-after 120      # all of it
-    python codec.py train  SHARDS OUT --seconds 600 --freeze             # decoder only: codes stay valid
+Tensors are [b, t, c] throughout: every convolution is then a matrix product over neighbouring steps.
+
     python codec.py tokenise SHARDS OUT CODES.npz
     python codec.py sample SHARDS OUT DIR                                 # original and decoded pairs
-
-`train` starts from `OUT/codec.pt` when it is there, reads new shards as they appear, and writes
-the file again every minute and at the end.
 """
 
 import argparse
 import json
-import math
-import os
-import time
 from pathlib import Path
 
 import numpy as np
 import shapes
+import snake
 import torch
 import torch.nn.functional as F
-from teachers import LABEL_HZ, LABELS, RATE
+from speech import FRAME, PHONES_PER_FRAME, Speech
+from teachers import LABELS, RATE
 from torch import Tensor, nn
 
-FRAME = 1920
-STEP = RATE // LABEL_HZ
-PHONES_PER_FRAME = FRAME // STEP
 FIRST_SHARE = 0.1  # of the reconstruction's gradient that reaches codebook 0
+MEL_HOP, MELS = 240, 80
 
-# --- layers shared by both halves -----------------------------------------------------------
+# --- convolutions as matrix products --------------------------------------------------------
+
+
+def windows(x: Tensor, k: int, dilation: int, ahead: bool = False) -> Tensor:
+    """[b, t, c] -> [b, t, k c]: each step beside its k - 1 predecessors (or successors), oldest first; zeros outside."""
+    b, t, c = x.shape
+    pad = (k - 1) * dilation
+    x = F.pad(x, (0, 0, 0, pad) if ahead else (0, 0, pad, 0))
+    return x.as_strided((b, t, k, c), (x.stride(0), c, dilation * c, 1)).reshape(b, t, k * c).contiguous()
+
+
+class Causal(torch.autograd.Function):
+    """Causal convolution at stride 1. x [b, t, c_in], weight [k c_in, c_out], oldest step first -> [b, t, c_out]."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, k, dilation):
+        cols = windows(x, k, dilation) if k > 1 else x.contiguous()
+        ctx.save_for_backward(cols, weight)
+        ctx.k, ctx.dilation = k, dilation
+        with torch.autocast(x.device.type, enabled=False):  # the arguments' precision holds
+            y = cols.view(-1, cols.shape[-1])
+            y = y @ weight if bias is None else torch.addmm(bias, y, weight)
+        return y.view(*x.shape[:2], -1)
+
+    @staticmethod
+    def backward(ctx, g):
+        cols, weight = ctx.saved_tensors
+        k, c_out, dx, dw = ctx.k, weight.shape[1], None, None
+        g = g.contiguous()
+        if ctx.needs_input_grad[0]:
+            back = weight.view(k, -1, c_out).flip(0).transpose(1, 2).reshape(k * c_out, -1)
+            dx = (windows(g, k, ctx.dilation, ahead=True) if k > 1 else g) @ back
+        if ctx.needs_input_grad[1]:  # one product per row of the batch: the sum over time is far longer than the result is wide
+            dw = torch.bmm(cols.transpose(1, 2), g).float().sum(0).to(weight.dtype)
+        return dx, dw, g.sum((0, 1)) if ctx.needs_input_grad[2] else None, None, None
+
+
+def causal(x: Tensor, weight: Tensor, bias: Tensor | None, k: int, dilation: int = 1, exact: bool = False) -> Tensor:
+    """`Causal` in the precision that autocast asks for, unless `exact`."""
+    kind = torch.float32 if exact else torch.bfloat16 if torch.is_autocast_enabled(x.device.type) else x.dtype
+    return Causal.apply(x.to(kind), weight.to(kind), None if bias is None else bias.to(kind), k, dilation)
 
 
 class Conv(nn.Module):
-    """Causal convolution: all padding on the left. x [b, c, t] -> [b, c_out, t / stride]."""
+    """Causal convolution: all padding on the left. x [b, t, c] -> [b, t / stride, c_out]. A strided one has k = 2 stride."""
 
-    def __init__(self, c_in, c_out, k, stride=1, dilation=1, groups=1, bias=True, pad="constant"):
+    def __init__(self, c_in, c_out, k, stride=1, dilation=1, groups=1, bias=True, pad="constant", exact=False):
         super().__init__()
         self.conv = nn.Conv1d(c_in, c_out, k, stride, dilation=dilation, groups=groups, bias=bias)
-        self.left, self.pad = (k - 1) * dilation + 1 - stride, pad
+        self.pad, self.exact = pad, exact
+        assert stride == 1 or k == 2 * stride
 
     def forward(self, x):
-        return self.conv(F.pad(x, (self.left, 0), mode=self.pad))
+        k, s, (b, t, c) = self.conv.kernel_size[0], self.conv.stride[0], x.shape
+        if self.pad == "replicate":
+            x = torch.cat([x[:, :1].expand(-1, s, -1), x], 1)
+        if self.conv.groups > 1:
+            past = F.pad(x, (0, 0, k - 1, 0))
+            return sum(past[:, j : j + t] * self.conv.weight[:, 0, j] for j in range(k)) + self.conv.bias
+        weight = self.conv.weight.permute(2, 1, 0).reshape(k * c, -1)
+        y = causal(x.reshape(b, -1, s * c), weight, self.conv.bias, k // s, self.conv.dilation[0], self.exact)
+        return y[:, 1:] if self.pad == "replicate" else y
 
 
 class UpConv(nn.Module):
-    """Causal transposed convolution: the tail past stride * t samples is dropped."""
+    """Causal transposed convolution: the tail past stride * t steps is dropped. k is stride or twice that."""
 
     def __init__(self, c_in, c_out, k, stride):
         super().__init__()
         self.conv, self.stride = nn.ConvTranspose1d(c_in, c_out, k, stride), stride
 
     def forward(self, x):
-        return self.conv(x)[..., : x.shape[-1] * self.stride]
+        (b, t, c), s, n = x.shape, self.stride, self.conv.out_channels
+        # the step before t reaches the second half of the kernel
+        parts = self.conv.weight.permute(0, 2, 1).reshape(c, -1, s * n).flip(1)
+        y = causal(x, parts.transpose(0, 1).reshape(-1, s * n), self.conv.bias.repeat(s), self.conv.kernel_size[0] // s)
+        return y.view(b, t * s, n)
 
 
 class Scale(nn.Module):
@@ -86,12 +134,19 @@ class Attention(nn.Module):
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(h, w, bias=False) for _ in range(3))
         self.o_proj = nn.Linear(w, h, bias=False)
 
-    def forward(self, x, mask=None):
+    def forward(self, x, mask):
         b, t, _ = x.shape
         q, k, v = (p(x).view(b, t, self.heads, self.d).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
         q, k = rope(q, self.theta), rope(k, self.theta)
-        o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask.to(q.dtype))
         return self.o_proj(o.transpose(1, 2).reshape(b, t, -1))
+
+
+def near(t: int, window: int, device) -> Tensor:
+    """fp32 [t, t], to be added to attention scores: 0 for what a step may see, -inf for the rest."""
+    i = torch.arange(t, device=device)
+    seen = (i[None] <= i[:, None]) & (i[None] > i[:, None] - window)
+    return torch.zeros(t, t, device=device).masked_fill(~seen, -torch.inf)
 
 
 # --- encoder ----------------------------------------------------------------------------------
@@ -143,8 +198,8 @@ class EncoderLayer(nn.Module):
         self.input_layernorm, self.post_attention_layernorm = nn.LayerNorm(h, eps), nn.LayerNorm(h, eps)
         self.self_attn_layer_scale, self.mlp_layer_scale = Scale(h, s), Scale(h, s)
 
-    def forward(self, x):
-        x = x + self.self_attn_layer_scale(self.self_attn(self.input_layernorm(x)))
+    def forward(self, x, mask):
+        x = x + self.self_attn_layer_scale(self.self_attn(self.input_layernorm(x), mask))
         return x + self.mlp_layer_scale(self.mlp(self.post_attention_layernorm(x)))
 
 
@@ -155,19 +210,21 @@ class Layers(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Speech [b, 1, 1920 t] -> latents [b, hidden, t]."""
+    """Speech [b, 1920 t, 1] -> latents [b, t, hidden]."""
 
     def __init__(self, c):
         super().__init__()
         self.encoder = Seanet(c)
         self.encoder_transformer = Layers(EncoderLayer(c) for _ in range(c["num_hidden_layers"]))
         self.downsample = Conv(c["hidden_size"], c["hidden_size"], 4, stride=2, bias=False, pad="replicate")
+        self.window = c["sliding_window"]
 
     def forward(self, x):
-        x = self.encoder(x).transpose(1, 2)
+        x = self.encoder(x)
+        mask = near(x.shape[1], self.window, x.device)
         for layer in self.encoder_transformer.layers:
-            x = layer(x)
-        return self.downsample(x.transpose(1, 2))
+            x = layer(x, mask)
+        return self.downsample(x)
 
 
 # --- quantiser --------------------------------------------------------------------------------
@@ -180,7 +237,7 @@ class Quantiser(nn.Module):
     files hold as embed_sum / embedding_sum with every usage equal to 1.
     """
 
-    def __init__(self, enc, dec, decay=0.95):
+    def __init__(self, enc, dec, decay=0.97):
         super().__init__()
         k, n, d = enc["num_quantizers"], enc["codebook_size"], enc["codebook_dim"]
         self.first_in = nn.Conv1d(enc["hidden_size"], d, 1, bias=False)
@@ -190,101 +247,92 @@ class Quantiser(nn.Module):
         self.register_buffer("table", torch.randn(k, n, d))
         self.register_buffer("usage", torch.ones(k, n))
         self.register_buffer("total", torch.randn(k, n, d))
-        self.register_buffer("ready", torch.tensor(False))
         self.decay = decay
 
     @staticmethod
     def nearest(x: Tensor, table: Tensor) -> Tensor:
         return (table.pow(2).sum(1) - 2 * x @ table.T).argmin(1)
 
-    def start(self, book: int, x: Tensor) -> None:
-        """k-means on the first batch."""
-        n = self.table.shape[1]
-        table = x[torch.randint(len(x), (n,), device=x.device)] + 1e-4 * torch.randn(n, x.shape[1], device=x.device)
-        for _ in range(8):
-            total, count = self.sums(x, self.nearest(x, table), n)
-            table = torch.where(count[:, None] > 0, total / count.clamp(min=1)[:, None], table)
-        mean = len(x) / n
-        self.table[book], self.total[book], self.usage[book] = table, table * mean, mean
+    @staticmethod
+    def sums(x, code, n, weight):
+        total = x.new_zeros(n, x.shape[1]).index_add_(0, code, x * weight[:, None])
+        return total, x.new_zeros(n).index_add_(0, code, weight)
 
     @staticmethod
-    def sums(x, code, n):
-        total = torch.zeros(n, x.shape[1], device=x.device).index_add_(0, code, x)
-        return total, torch.zeros(n, device=x.device).index_add_(0, code, torch.ones_like(code, dtype=torch.float32))
+    def some(x: Tensor, weight: Tensor, n: int) -> Tensor:
+        """n rows of x, drawn in proportion to `weight`."""
+        edges = weight.cumsum(0)
+        at = torch.searchsorted(edges, torch.rand(n, device=x.device) * edges[-1])
+        return x[at.clamp(max=len(x) - 1)]
 
-    def follow(self, book: int, x: Tensor, code: Tensor, revive: bool) -> None:
-        n = self.table.shape[1]
-        total, count = self.sums(x, code, n)
+    def split(self, latents: Tensor) -> tuple[Tensor, Tensor]:
+        """[b, t, hidden] -> what the two branches quantise, fp32 [b, t, d] each."""
+        with torch.autocast(latents.device.type, enabled=False):
+            return F.linear(latents.float(), self.first_in.weight[..., 0]), F.linear(latents.float(), self.rest_in.weight[..., 0])
+
+    def join(self, first: Tensor, rest: Tensor) -> Tensor:
+        """-> z [b, t, codebook_dim]. Codebook 0 is shaped by the phones and only a little by the sound: the talker can then foretell it."""
+        first = FIRST_SHARE * first + (1 - FIRST_SHARE) * first.detach()
+        with torch.autocast(first.device.type, enabled=False):
+            return F.linear(first, self.first_out.weight[..., 0]) + F.linear(rest, self.rest_out.weight[..., 0])
+
+    @torch.no_grad()
+    def start(self, latents: Tensor, weight: Tensor) -> None:
+        """k-means on these latents [b, t, hidden], book after book."""
+        n, weight = self.table.shape[1], weight.reshape(-1).float()
+        first, rest = (x.reshape(-1, x.shape[-1]) for x in self.split(latents))
+        for k in range(len(self.table)):
+            x = rest if k else first
+            table = self.some(x, weight, n) + 1e-4 * torch.randn(n, x.shape[1], device=x.device)
+            for _ in range(10):
+                total, count = self.sums(x, self.nearest(x, table), n, weight)
+                table = torch.where(count[:, None] > 0, total / count.clamp(min=1e-5)[:, None], table)
+            mean = weight.sum() / n
+            self.table[k], self.total[k], self.usage[k] = table, table * mean, mean
+            if k:
+                rest = rest - table[self.nearest(rest, table)]
+
+    @torch.no_grad()
+    def follow(self, book: int, x: Tensor, code: Tensor, weight: Tensor, revive: Tensor) -> None:
+        n, mean = self.table.shape[1], weight.sum() / self.table.shape[1]
+        total, count = self.sums(x, code, n, weight)
         self.usage[book].lerp_(count, 1 - self.decay)
         self.total[book].lerp_(total, 1 - self.decay)
-        if revive:  # an entry that hardly wins anything starts anew from a vector of this batch
-            dead = self.usage[book] < 0.2 * len(x) / n
-            fresh = x[torch.randint(len(x), (n,), device=x.device)]
-            mean = len(x) / n
-            self.total[book] = torch.where(dead[:, None], fresh * mean, self.total[book])
-            self.usage[book] = torch.where(dead, mean, self.usage[book])
+        # An entry that hardly wins anything starts anew from a vector of this batch.
+        dead = (self.usage[book] < 0.1 * mean) & revive
+        self.total[book] = torch.where(dead[:, None], self.some(x, weight, n) * mean, self.total[book])
+        self.usage[book] = torch.where(dead, mean, self.usage[book])
         self.table[book] = self.total[book] / self.usage[book].clamp(min=1e-5)[:, None]
 
-    def quantise(self, book: int, x: Tensor, learn: bool, revive: bool, where):
-        code = self.nearest(x, self.table[book])
-        y = self.table[book][code]
-        if learn:
-            self.follow(book, x.detach()[where], code[where], revive)
-        return code, y
+    def forward(self, latents: Tensor, weight: Tensor | None = None, revive: Tensor | None = None):
+        """latents [b, t, hidden] -> z [b, t, codebook_dim], codes [b, t, books], first [b, t, d], commitment loss.
 
-    def forward(self, latents: Tensor, learn=False, revive=False, drop=0.0, bypass=False, valid=None):
-        """latents [b, hidden, t] -> z [b, codebook_dim, t], codes [b, books, t], first [b, d, t], commitment loss.
-
-        valid bool [b, t]: frames the codebooks learn from; padding after an utterance would fill them with silence.
+        weight [b, t]: how much a frame counts for the codebooks, which do not move without it; padding
+        after an utterance would fill them with silence. revive bool []: unused entries start anew.
         """
-        where = valid.reshape(-1).nonzero()[:, 0] if learn else None
         with torch.autocast(latents.device.type, enabled=False):
-            latents = latents.float()
-            first, rest = self.first_in(latents), self.rest_in(latents)
-            b, d, t = first.shape
-            flat = lambda v: v.transpose(1, 2).reshape(-1, d)
-            back = lambda v: v.view(b, t, d).transpose(1, 2)
-            if bypass:
-                return (
-                    self.first_out(FIRST_SHARE * first + (1 - FIRST_SHARE) * first.detach()) + self.rest_out(rest),
-                    None,
-                    first,
-                    first.new_zeros(()),
-                )
-            if learn and not self.ready:
-                r = flat(rest).detach()[where]
-                self.start(0, flat(first).detach()[where])
-                for k in range(1, len(self.table)):
-                    self.start(k, r)
-                    r = r - self.table[k][self.nearest(r, self.table[k])]
-                self.ready.fill_(True)
-            x = flat(first)
-            code, y = self.quantise(0, x, learn, revive, where)
-            codes, commit = [code], (x - y.detach()).pow(2).mean()
-            first_q = back(x + (y - x).detach())
-            x = residual = flat(rest)
-            keep = torch.full((b,), len(self.table) - 1, device=x.device)
-            if drop:
-                some = torch.rand(b, device=x.device) < drop
-                keep = torch.where(some, torch.randint(1, len(self.table), (b,), device=x.device), keep)
-            keep = keep.repeat_interleave(t)
-            total = torch.zeros_like(x)
-            for k in range(1, len(self.table)):
-                code, y = self.quantise(k, residual, learn, revive, where)
-                commit = commit + (residual - y.detach()).pow(2).mean() / (len(self.table) - 1)
-                residual = residual - y
-                total = total + y * (keep >= k)[:, None]
-                codes.append(code)
-            rest_q = back(x + (total - x).detach())
-            # Codebook 0 is shaped by the phones and only a little by the sound: the talker can then foretell it.
-            to_sound = FIRST_SHARE * first_q + (1 - FIRST_SHARE) * first_q.detach()
-            z = self.first_out(to_sound) + self.rest_out(rest_q)
-            return z, torch.stack([c.view(b, t) for c in codes], 1), first_q, commit
+            first, rest = self.split(latents)
+            b, t, d = first.shape
+            counts = None if weight is None else weight.reshape(-1).float()
+            codes, commit, made = [], latents.new_zeros((), dtype=torch.float32), []
+            for books, branch in ((range(1), first), (range(1, len(self.table)), rest)):
+                residual, total = branch.reshape(-1, d), 0
+                for k in books:
+                    code = self.nearest(residual.detach(), self.table[k])
+                    y = self.table[k][code]
+                    off = (residual - y).pow(2).mean(1)
+                    commit = commit + (off.mean() if counts is None else (off * counts).sum() / counts.sum()) / len(books)
+                    if counts is not None:
+                        self.follow(k, residual.detach(), code, counts, revive)
+                    residual, total = residual - y, total + y
+                    codes.append(code.view(b, t))
+                made.append(branch + (total.view(b, t, d) - branch).detach())
+            return self.join(*made), torch.stack(codes, -1), made[0], commit
 
     def decode(self, codes: Tensor) -> Tensor:
-        """codes int [b, books, t] -> z [b, codebook_dim, t]"""
-        pick = lambda k: F.embedding(codes[:, k], self.table[k]).transpose(1, 2)
-        return self.first_out(pick(0)) + self.rest_out(sum(pick(k) for k in range(1, codes.shape[1])))
+        """codes int [b, t, books] -> z [b, t, codebook_dim]"""
+        pick = lambda k: F.embedding(codes[..., k].long(), self.table[k])
+        return self.join(pick(0), sum(pick(k) for k in range(1, codes.shape[-1])))
 
 
 # --- decoder ----------------------------------------------------------------------------------
@@ -337,8 +385,7 @@ class DecoderTransformer(nn.Module):
         self.norm, self.window = RmsNorm(c["hidden_size"], c["rms_norm_eps"]), c["sliding_window"]
 
     def forward(self, x):
-        i = torch.arange(x.shape[1], device=x.device)
-        mask = (i[None] <= i[:, None]) & (i[None] > i[:, None] - self.window)
+        mask = near(x.shape[1], self.window, x.device)
         x = self.input_proj(x)
         for layer in self.layers:
             x = layer(x, mask)
@@ -353,26 +400,19 @@ class ConvNext(nn.Module):
         self.gamma = nn.Parameter(torch.full((n,), 0.1))
 
     def forward(self, x):
-        y = self.norm(self.dwconv(x).transpose(1, 2))
-        return x + (self.gamma * self.pwconv2(F.gelu(self.pwconv1(y)))).transpose(1, 2)
-
-
-def snake_beta(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """x + b sin(a x)^2, in fp32 inside: bf16 loses the sine's phase. x [n, c, t]; a, b [c, 1]."""
-    v = x.float()
-    return (v + b * torch.sin(v * a).pow(2)).to(x.dtype)
+        y = self.norm(self.dwconv(x))
+        return x + self.gamma * self.pwconv2(F.gelu(self.pwconv1(y)))
 
 
 class Snake(nn.Module):
-    call = staticmethod(snake_beta)
+    call = staticmethod(snake.snake_torch)
 
     def __init__(self, n):
         super().__init__()
         self.alpha, self.beta = nn.Parameter(torch.zeros(n)), nn.Parameter(torch.zeros(n))
 
     def forward(self, x):
-        # The factors are made outside the compiled part, which then serves every width.
-        return Snake.call(x, self.alpha.exp()[:, None], (1 / (self.beta.exp() + 1e-9))[:, None])
+        return Snake.call(x, self.alpha.exp(), 1 / (self.beta.exp() + 1e-9))
 
 
 class ResidualUnit(nn.Module):
@@ -401,7 +441,7 @@ class DecoderBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    """De-quantised frames z [b, codebook_dim, t] -> speech [b, 1, 1920 t]."""
+    """De-quantised frames z [b, t, codebook_dim] -> speech [b, 1920 t]."""
 
     def __init__(self, c):
         super().__init__()
@@ -411,21 +451,26 @@ class Decoder(nn.Module):
         self.upsample = nn.ModuleList(nn.ModuleList([UpConv(latent, latent, f, f), ConvNext(latent)]) for f in c["upsampling_ratios"])
         blocks = [DecoderBlock(n // 2**i, n // 2 ** (i + 1), r) for i, r in enumerate(c["upsample_rates"])]
         last = n // 2 ** len(blocks)
-        self.decoder = nn.ModuleList([Conv(latent, n, 7), *blocks, Snake(last), Conv(last, 1, 7)])
+        # Samples in bf16 would carry noise 48 dB below them, which a discriminator hears.
+        self.decoder = nn.ModuleList([Conv(latent, n, 7), *blocks, Snake(last), Conv(last, 1, 7, exact=True)])
 
     def frames(self, z):
-        return self.pre_transformer(self.pre_conv(z).transpose(1, 2)).transpose(1, 2)
+        return self.pre_transformer(self.pre_conv(z))
 
-    def wave(self, x):
+    def fine(self, x):
+        """Frames [b, t, latent] -> 50 Hz features [b, 4 t, latent]."""
         for pair in self.upsample:
             for layer in pair:
                 x = layer(x)
-        for layer in self.decoder:
-            x = layer(x)
         return x
 
+    def wave(self, x):
+        for layer in self.decoder:
+            x = layer(x)
+        return x[..., 0]
+
     def forward(self, z):
-        return self.wave(self.frames(z)).clamp(-1, 1)
+        return self.wave(self.fine(self.frames(z))).clamp(-1, 1)
 
 
 class Codec(nn.Module):
@@ -436,369 +481,15 @@ class Codec(nn.Module):
             Quantiser(shapes.ENCODER, shapes.DECODER),
             Decoder(shapes.DECODER),
         )
-        # Training only: four phones of a frame from codebook 0's entry alone.
-        self.phones = nn.Conv1d(shapes.ENCODER["codebook_dim"], PHONES_PER_FRAME * len(LABELS), 1)
+        # Training only: four phones of a frame from codebook 0's entry alone, eight mel columns from the decoder's features.
+        self.phones = nn.Linear(shapes.ENCODER["codebook_dim"], PHONES_PER_FRAME * len(LABELS))
+        self.mel = nn.Linear(shapes.DECODER["latent_dim"], 2 * MELS)
 
 
-@torch.no_grad()
-def settle(codec: Codec, wave: Tensor) -> None:
-    """Scale every convolution, in forward order, so that its output has deviation 1 on this speech.
-
-    With the default start the signal fades through the encoder until biases are all that is left,
-    and thousands of steps pass before the latents say anything.
-    """
-
-    def scale(module, _, out):
-        deviation = out.float().std().clamp(min=1e-5)
-        module.weight.div_(deviation)
-        if module.bias is not None:
-            module.bias.zero_()
-        return out / deviation
-
-    hooks = [
-        m.register_forward_hook(scale) for m in codec.modules() if isinstance(m, (nn.Conv1d, nn.ConvTranspose1d)) and m is not codec.phones
-    ]
-    for m in codec.modules():
-        if isinstance(m, (nn.Conv1d, nn.ConvTranspose1d)) and m.bias is not None:
-            m.bias.zero_()
-    codec.decoder(codec.quantiser(codec.encoder(wave[:, None]), bypass=True)[0])
-    for h in hooks:
-        h.remove()
-    codec.decoder.decoder[-1].conv.weight.mul_(0.1)
-    for m in codec.modules():  # residual branches start small
-        if isinstance(m, (ResidualUnit, EncoderUnit)):
-            (m.conv2 if isinstance(m, ResidualUnit) else m.block[3]).conv.weight.mul_(0.3)
-
-
-# --- losses -----------------------------------------------------------------------------------
-
-
-def mel_filters(n_fft: int, n_mels: int) -> Tensor:
-    to_mel = lambda f: 2595 * math.log10(1 + f / 700)
-    mels = torch.linspace(0, to_mel(RATE / 2), n_mels + 2)
-    edges = 700 * (10 ** (mels / 2595) - 1)
-    f = torch.linspace(0, RATE / 2, n_fft // 2 + 1)
-    up = (f[None] - edges[:-2, None]) / (edges[1:-1] - edges[:-2])[:, None]
-    down = (edges[2:, None] - f[None]) / (edges[2:] - edges[1:-1])[:, None]
-    return torch.minimum(up, down).clamp(min=0)
-
-
-class SpectralLoss(nn.Module):
-    """Mean absolute difference of log-mel and log-magnitude spectra at several resolutions."""
-
-    SIZES = ((2048, 128), (1024, 80), (512, 48), (256, 24), (128, 12))
-
-    def __init__(self):
-        super().__init__()
-        for n, m in self.SIZES:
-            self.register_buffer(f"window{n}", torch.hann_window(n), persistent=False)
-            self.register_buffer(f"mel{n}", mel_filters(n, m), persistent=False)
-
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """x made, y real, [b, samples] fp32 -> mel loss, stft loss"""
-        mel = stft = 0.0
-        for n, _ in self.SIZES:
-            window, filters = getattr(self, f"window{n}"), getattr(self, f"mel{n}")
-            both = torch.stft(torch.cat([x, y]), n, n // 4, n, window, return_complex=True)
-            power = torch.view_as_real(both).pow(2).sum(-1)
-            a, b = (filters @ power).clamp(min=1e-3).log10().mul(0.5).chunk(2)
-            mel = mel + (a - b).abs().mean()
-            a, b = (power + 1e-3).log10().mul(0.5).chunk(2)
-            stft = stft + (a - b).abs().mean()
-        return mel / len(self.SIZES), stft / len(self.SIZES)
-
-
-class PeriodDiscriminator(nn.Module):
-    def __init__(self, period, widths=(16, 64, 128, 256)):
-        super().__init__()
-        self.period = period
-        self.convs = nn.ModuleList(nn.Conv2d(a, b, (5, 1), (3, 1), (2, 0)) for a, b in zip((1, *widths), widths, strict=False))
-        self.last = nn.Conv2d(widths[-1], 1, (3, 1), 1, (1, 0))
-
-    def forward(self, x):
-        x = F.pad(x, (0, -x.shape[-1] % self.period), "reflect")
-        x = x.view(len(x), 1, -1, self.period)
-        features = []
-        for conv in self.convs:
-            x = F.leaky_relu(conv(x), 0.1)
-            features.append(x)
-        return self.last(x), features
-
-
-class StftDiscriminator(nn.Module):
-    def __init__(self, n_fft, width=32):
-        super().__init__()
-        self.n_fft = n_fft
-        self.register_buffer("window", torch.hann_window(n_fft), persistent=False)
-        self.convs = nn.ModuleList(
-            [
-                nn.Conv2d(2, width, (3, 9), (1, 2), (1, 4)),
-                nn.Conv2d(width, width, (3, 9), (1, 2), (1, 4)),
-                nn.Conv2d(width, width, (3, 9), (1, 2), (1, 4)),
-                nn.Conv2d(width, width, (3, 3), 1, (1, 1)),
-            ]
-        )
-        self.last = nn.Conv2d(width, 1, (3, 3), 1, (1, 1))
-
-    def forward(self, x):
-        with torch.autocast(x.device.type, enabled=False):
-            s = torch.view_as_real(torch.stft(x.float(), self.n_fft, self.n_fft // 4, self.n_fft, self.window, return_complex=True))
-            s = s * (2 / self.n_fft**0.5)
-        x = s.permute(0, 3, 2, 1).contiguous(memory_format=torch.channels_last)  # [b, 2, frames, bins]
-        features = []
-        for conv in self.convs:
-            x = F.leaky_relu(conv(x), 0.1)
-            features.append(x)
-        return self.last(x), features
-
-
-class Discriminators(nn.Module):
-    def __init__(self, small=False):
-        super().__init__()
-        self.all = nn.ModuleList(
-            [
-                *(PeriodDiscriminator(p, (4, 8) if small else (16, 64, 128, 256)) for p in (2, 3, 5, 7, 11)),
-                *(StftDiscriminator(n, 4 if small else 32) for n in (2048, 1024, 512)),
-            ]
-        )
-        self.to(memory_format=torch.channels_last)
-
-    def forward(self, x):
-        return [d(x) for d in self.all]
-
-
-# --- data -------------------------------------------------------------------------------------
-
-
-class Speech:
-    """All utterances on the device, growing as shards appear."""
-
-    def __init__(self, folder: Path, device, hours: float):
-        self.folder, self.device, self.seen = folder, device, set()
-        self.wave = torch.zeros(int(hours * 3600 * RATE), dtype=torch.int16, device=device)
-        self.label = torch.zeros(int(hours * 3600 * LABEL_HZ), dtype=torch.int8, device=device)
-        self.samples = self.labels = 0
-        self.start, self.length, self.label_start, self.label_length, self.rows = [], [], [], [], []
-        self.tensors = None
-
-    def refresh(self) -> None:
-        for path in sorted(self.folder.glob("*.npz")):
-            if path.name in self.seen:
-                continue
-            with np.load(path) as f:
-                wave, label = f["wave"], f["label"]
-                if self.samples + len(wave) > len(self.wave) or self.labels + len(label) > len(self.label):
-                    return
-                self.seen.add(path.name)
-                self.wave[self.samples : self.samples + len(wave)] = torch.from_numpy(wave).to(self.device)
-                self.label[self.labels : self.labels + len(label)] = torch.from_numpy(label).to(self.device)
-                for n, m, row in zip(f["samples"], f["labels"], json.loads(str(f["rows"])), strict=False):
-                    self.start.append(self.samples), self.length.append(int(n))
-                    self.label_start.append(self.labels), self.label_length.append(int(m))
-                    self.rows.append(row)
-                    self.samples, self.labels = self.samples + int(n), self.labels + int(m)
-        voices = {}
-        for row, n in zip(self.rows, self.length, strict=False):
-            voices[row[1]] = voices.get(row[1], 0) + n
-        self.voices = {v: n / RATE / 3600 for v, n in voices.items()}
-        weight = [n / voices[row[1]] ** 0.6 for row, n in zip(self.rows, self.length, strict=False)]
-        as_tensor = lambda x, kind: torch.tensor(x, dtype=kind, device=self.device)
-        self.tensors = [as_tensor(x, torch.int64) for x in (self.start, self.length, self.label_start, self.label_length)]
-        self.weight = as_tensor(weight, torch.float32).cumsum(0)
-
-    def batch(self, b: int, frames: int) -> tuple[Tensor, Tensor]:
-        """Random crops. -> wave fp32 [b, 1920 frames], label int64 [b, 4 frames]; -1 past the end of an utterance."""
-        start, length, label_start, label_length = self.tensors
-        i = torch.searchsorted(self.weight, torch.rand(b, device=self.device) * self.weight[-1]).clamp(max=len(start) - 1)
-        steps = frames * PHONES_PER_FRAME
-        room = (label_length[i] - steps + PHONES_PER_FRAME).clamp(min=0)
-        first = (torch.rand(b, device=self.device) * (room + 1)).long()
-        first = torch.where(torch.rand(b, device=self.device) < 0.25, 0, first)
-        n = torch.arange(frames * FRAME, device=self.device)
-        at = first[:, None] * STEP + n
-        inside = at < length[i][:, None]
-        wave = self.wave[(start[i][:, None] + at.clamp(max=length[i][:, None] - 1))].float() / 32768 * inside
-        m = torch.arange(steps, device=self.device)
-        at = first[:, None] + m
-        inside = at < label_length[i][:, None]
-        label = self.label[label_start[i][:, None] + at.clamp(max=label_length[i][:, None] - 1)].long()
-        return wave, torch.where(inside, label, -1)
-
-
-# --- training ---------------------------------------------------------------------------------
-
-
-def train(a) -> None:
-    device = torch.device(a.device)
-    torch.manual_seed(int(time.time()) if a.resume_seed else 0)
-    torch.backends.cudnn.benchmark = a.benchmark
-    torch.set_float32_matmul_precision("high")
-    cuda = device.type == "cuda"
-    codec, disc, spectral = Codec().to(device), Discriminators(a.tiny).to(device), SpectralLoss().to(device)
-    if cuda and a.compile:
-        fast = torch.compile(snake_beta, dynamic=True)
-        try:
-            x = [torch.randn(s, device=device, requires_grad=True) for s in ((2, 24, 640), (24, 1), (24, 1))]
-            fast(x[0].to(torch.bfloat16), *x[1:]).sum().backward()
-            Snake.call = fast
-        except Exception as e:  # a compiler that does not work here costs speed, not the run
-            print(f"snake stays uncompiled: {type(e).__name__}: {str(e)[:300]}", flush=True)
-    trained = [p for n, p in codec.named_parameters() if not a.freeze or n.startswith("decoder.")]
-    if a.freeze:
-        (
-            codec.encoder.requires_grad_(False),
-            codec.quantiser.requires_grad_(False),
-            codec.phones.requires_grad_(False),
-        )
-    opt = torch.optim.AdamW(trained, a.lr, betas=(0.8, 0.99), weight_decay=1e-3, fused=cuda)
-    opt_d = torch.optim.AdamW(disc.parameters(), a.lr_d, betas=(0.8, 0.99), weight_decay=1e-3, fused=cuda)
-    ema = {n: p.detach().clone() for n, p in codec.named_parameters()}
-    step, file = 0, a.out / "codec.pt"
-    a.out.mkdir(parents=True, exist_ok=True)
-    if file.exists():
-        state = torch.load(file, map_location=device, weights_only=True)
-        codec.load_state_dict(state["codec"]), disc.load_state_dict(state["disc"])
-        ema, step = state["ema"], state["step"]
-        if "opt_d" in state:
-            opt_d.load_state_dict(state["opt_d"])
-        if "opt" in state and state["frozen"] == a.freeze:
-            opt.load_state_dict(state["opt"])
-    speech = Speech(a.shards, device, a.hours)
-    begin = time.time()
-    speech.refresh()
-    while speech.samples < a.least * RATE:
-        time.sleep(1)
-        speech.refresh()
-    if step == 0:
-        settle(codec, speech.batch(8, a.frames)[0])
-        ema = {n: p.detach().clone() for n, p in codec.named_parameters()}
-    print(
-        f"codec: {sum(p.numel() for p in codec.parameters()) / 1e6:.2f} M parameters, start at step {step}, {speech.voices}",
-        flush=True,
-    )
-    begin = time.time() if a.count_wait is False else begin
-    names, params = zip(*[(n, p) for n, p in codec.named_parameters() if p.requires_grad], strict=False)
-
-    def save(full=True) -> None:
-        state = dict(codec=codec.state_dict(), disc=disc.state_dict(), ema=ema, step=step, frozen=a.freeze)
-        if full:
-            state.update(opt=opt.state_dict(), opt_d=opt_d.state_dict())
-        torch.save(state, file.with_suffix(".tmp"))
-        os.replace(file.with_suffix(".tmp"), file)
-
-    seen, last_save, last_refresh, sums = 0, time.time(), time.time(), {}
-    while (elapsed := time.time() - begin) < a.seconds and seen < a.steps:
-        share = elapsed / a.seconds
-        factor = min(1.0, (seen + 1) / 50) * (
-            1.0 if share < a.flat else 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (share - a.flat) / (1 - a.flat)))
-        )
-        for group in opt.param_groups:
-            group["lr"] = a.lr * factor
-        for group in opt_d.param_groups:
-            group["lr"] = a.lr_d * factor
-        adversarial = elapsed > a.adv_after
-        long = step % 4 == 3
-        b, frames = (a.batch // 4, a.frames * 4) if long else (a.batch, a.frames)
-        wave, label = speech.batch(b, frames)
-        learn = not a.freeze
-        with torch.autocast(device.type, torch.bfloat16, enabled=cuda):
-            with torch.set_grad_enabled(learn):
-                bypass = learn and not bool(codec.quantiser.ready) and seen < a.bypass
-                z, codes, first, commit = codec.quantiser(
-                    codec.encoder(wave[:, None]),
-                    learn,
-                    learn and (step % 10 == 0 or seen < 1000) and share < 0.8,
-                    0.2 if learn else 0.0,
-                    bypass,
-                    label[:, ::PHONES_PER_FRAME] >= 0,
-                )
-            latent = codec.decoder.frames(z)
-            # A slice goes through the convolutions: `lead` frames of history that do not count, then `n` that do.
-            count, lead, each = a.slice, 3, 4 if long else 1
-            cut = torch.randint(0, frames - count + 1, (b * each,), device=device)
-            owner = torch.arange(b, device=device).repeat_interleave(each)
-            index = cut[:, None] - lead + torch.arange(count + lead, device=device)
-            piece = latent.transpose(1, 2)[owner[:, None], index.clamp(min=0)] * (index >= 0)[..., None]
-            made = codec.decoder.wave(piece.transpose(1, 2))[:, 0, lead * FRAME :].float()
-            at = cut[:, None] * FRAME + torch.arange(count * FRAME, device=device)
-            real = wave[owner[:, None], at]
-            loss_phones = made.new_zeros(())
-            if learn:
-                logits = codec.phones(first).float().view(b, PHONES_PER_FRAME, len(LABELS), frames)
-                loss_phones = F.cross_entropy(logits.permute(0, 2, 3, 1).reshape(b, len(LABELS), -1), label, ignore_index=-1)
-        mel, stft = spectral(made, real)
-        loss = a.w_mel * mel + a.w_stft * stft + a.w_wave * (made - real).abs().mean() + a.w_phones * loss_phones + a.w_commit * commit
-        parts = dict(mel=mel, stft=stft, phones=loss_phones, commit=commit)
-        if adversarial:
-            few = slice(0, a.adv_batch)
-            with torch.autocast(device.type, torch.bfloat16, enabled=cuda):
-                outs = disc(torch.cat([made[few].detach(), real[few]]))
-            loss_d = 0.0
-            for out, _ in outs:
-                fake, true = out.float().chunk(2)
-                loss_d = loss_d + fake.pow(2).mean() + (1 - true).pow(2).mean()
-            opt_d.zero_grad(set_to_none=True)
-            loss_d.backward()
-            torch.nn.utils.clip_grad_norm_(disc.parameters(), 10.0)
-            opt_d.step()
-            disc.requires_grad_(False)
-            with torch.autocast(device.type, torch.bfloat16, enabled=cuda):
-                outs = disc(torch.cat([made[few], real[few]]))
-            adv = match = 0.0
-            for out, features in outs:
-                adv = adv + (1 - out.float().chunk(2)[0]).pow(2).mean()
-                for f in features:
-                    fake, true = f.float().chunk(2)
-                    match = match + (fake - true.detach()).abs().mean() / true.detach().abs().mean().clamp(min=1e-3) / len(features)
-            disc.requires_grad_(True)
-            ramp = min(1.0, (elapsed - a.adv_after) / 15)
-            loss = loss + ramp * (a.w_adv * adv + a.w_match * match)
-            parts.update(disc=loss_d, adv=adv, match=match)
-        opt.zero_grad(set_to_none=True)
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(trained, 3.0)
-        opt.step()
-        step, seen = step + 1, seen + 1
-        decay = min(0.998, (seen + 1) / (seen + 20)) if not file.exists() or seen > 500 else 0.99
-        with torch.no_grad():
-            torch._foreach_lerp_([ema[n] for n in names], list(params), 1 - decay)
-        for k, v in parts.items():
-            sums[k] = sums.get(k, 0) + v.detach()
-        if seen % a.log == 0:
-            used = [int(c.unique().numel()) for c in codes.transpose(0, 1)] if codes is not None else []
-            print(
-                f"{elapsed:6.1f} s step {step} "
-                + " ".join(f"{k} {float(v) / a.log:.3f}" for k, v in sums.items())
-                + f" norm {float(norm):.2f} lr {a.lr * factor:.1e} used {used}"
-                + f" hours {speech.samples / RATE / 3600:.2f} {speech.voices if seen % (4 * a.log) == 0 else ''}",
-                flush=True,
-            )
-            sums = {}
-            if not math.isfinite(float(norm)):
-                raise SystemExit("the gradient is not finite")
-        if time.time() - last_refresh > 15:
-            speech.refresh()
-            last_refresh = time.time()
-        if time.time() - last_save > a.save_every:
-            save()
-            last_save = time.time()
-    if a.round:  # codes then come out the same from the encoder's half-precision copy
-        for n, q in codec.named_parameters():
-            if n.startswith(("encoder.", "quantiser.")):
-                q.data.copy_(q.data.to(torch.bfloat16))
-                ema[n].copy_(q.data)
-    save()
-    print(f"codec: stopped at step {step}, {seen} steps in {time.time() - begin:.0f} s", flush=True)
-
-
-def load(folder: Path, device, averaged=True) -> Codec:
+def load(folder: Path, device) -> Codec:
     state = torch.load(folder / "codec.pt", map_location=device, weights_only=True)
     codec = Codec().to(device)
-    codec.load_state_dict(state["codec"])
-    if averaged:  # the quantiser stays as trained: its codes belong to the plain encoder
-        for n, p in codec.named_parameters():
-            if n.startswith("decoder."):
-                p.data.copy_(state["ema"][n])
+    codec.load_state_dict(state["codec"] | state["ema"])
     return codec.eval()
 
 
@@ -809,36 +500,44 @@ def encode(codec: Codec, waves: list[Tensor]) -> list[Tensor]:
     x = torch.zeros(len(waves), max(n) * FRAME, device=waves[0].device)
     for row, w in zip(x, waves, strict=False):
         row[: len(w)] = w
-    codes = codec.quantiser(codec.encoder(x[:, None]))[1]
-    return [c[:, :k].T.to(torch.int16) for c, k in zip(codes, n, strict=False)]
+    codes = codec.quantiser(codec.encoder(x[..., None]))[1]
+    return [c[:k].to(torch.int16) for c, k in zip(codes, n, strict=False)]
 
 
-@torch.no_grad()
+def encode_all(codec: Codec, speech: Speech, rows: list[int], seconds: float = 400.0) -> dict[int, Tensor]:
+    """Codes of these utterances, about `seconds` of speech at a time."""
+    out, group = {}, []
+    for i in [*sorted(rows, key=lambda i: speech.length[i]), None]:
+        if group and (i is None or speech.length[i] * (len(group) + 1) > seconds * RATE):
+            waves = [speech.wave[speech.start[j] : speech.start[j] + speech.length[j]].float() / 32768 for j in group]
+            out.update(zip(group, encode(codec, waves), strict=True))
+            group = []
+        group.append(i)
+    return out
+
+
 def tokenise(a) -> None:
     device = torch.device(a.device)
     codec, speech = load(a.out, device), Speech(a.shards, device, a.hours)
     speech.refresh()
-    order = sorted(range(len(speech.rows)), key=lambda i: speech.length[i])
-    codes: list = [None] * len(order)
-    at = 0
-    while at < len(order):
-        group = order[at : at + max(1, int(a.batch * 160_000 // max(speech.length[order[at]], 24_000)))]
-        waves = [speech.wave[speech.start[i] : speech.start[i] + speech.length[i]].float() / 32768 for i in group]
-        for i, c in zip(group, encode(codec, waves), strict=False):
-            codes[i] = c.cpu().numpy()
-        at += len(group)
-    rows = [[row[0], row[1], row[2]] for row in speech.rows]
+    made = encode_all(codec, speech, list(range(len(speech.rows))))
+    codes = [made[i].cpu().numpy() for i in range(len(made))]
     with open(a.codes, "wb") as f:
-        np.savez_compressed(f, codes=np.concatenate(codes), frames=[len(c) for c in codes], rows=json.dumps(rows))
+        np.savez(
+            f,
+            codes=np.concatenate(codes),
+            frames=[len(c) for c in codes],
+            rows=json.dumps(speech.rows),
+            labels=speech.label_length,
+            label=speech.label[: speech.labels].cpu().numpy(),
+            mark=speech.mark[: speech.labels].cpu().numpy(),
+        )
     flat = np.concatenate(codes)
     entropy = []
     for k in range(flat.shape[1]):
         p = np.bincount(flat[:, k], minlength=shapes.ENTRIES) / len(flat)
         entropy.append(round(float(-(p[p > 0] * np.log2(p[p > 0])).sum()), 2))
-    print(
-        f"tokenised {len(rows)} utterances, {len(flat) / 12.5 / 3600:.2f} hours, bits per codebook {entropy}",
-        flush=True,
-    )
+    print(f"tokenised {len(codes)} utterances, {len(flat) / 12.5 / 3600:.2f} hours, bits per codebook {entropy}", flush=True)
 
 
 @torch.no_grad()
@@ -853,8 +552,7 @@ def sample(a) -> None:
     for voice in speech.voices:
         for i in [i for i, row in enumerate(speech.rows) if row[1] == voice][-a.pairs :]:
             w = speech.wave[speech.start[i] : speech.start[i] + speech.length[i]].float() / 32768
-            codes = encode(codec, [w])[0].T[None].long()
-            decoded = codec.decoder(codec.quantiser.decode(codes))[0, 0, : len(w)]
+            decoded = codec.decoder(codec.quantiser.decode(encode(codec, [w])[0][None]))[0, : len(w)]
             for kind, x in (("real", w), ("made", decoded)):
                 with wavefile.open(str(a.codes / f"{voice}-{speech.rows[i][0]}-{kind}.wav"), "wb") as f:
                     f.setnchannels(1), f.setsampwidth(2), f.setframerate(RATE)
@@ -864,49 +562,18 @@ def sample(a) -> None:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("what", choices=["train", "tokenise", "sample"])
+    p.add_argument("what", choices=["tokenise", "sample"])
     p.add_argument("shards", type=Path)
     p.add_argument("out", type=Path)
-    p.add_argument("codes", type=Path, nargs="?")
+    p.add_argument("codes", type=Path)
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    p.add_argument("--hours", type=float, default=18.0, help="room for speech on the device")
-    p.add_argument("--least", type=float, default=250.0, help="seconds of speech to wait for before training")
-    p.add_argument("--count-wait", action="store_true", help="the wait counts towards --seconds")
-    p.add_argument("--seconds", type=float, default=300.0)
-    p.add_argument("--steps", type=int, default=10**9)
-    p.add_argument("--freeze", action="store_true", help="train the decoder only")
-    p.add_argument("--adv-after", type=float, default=100.0)
-    p.add_argument("--flat", type=float, default=0.7, help="share of the time at the full learning rate")
-    p.add_argument("--batch", type=int, default=40)
-    p.add_argument("--adv-batch", type=int, default=32)
-    p.add_argument("--frames", type=int, default=32)
-    p.add_argument("--slice", type=int, default=12)
-    p.add_argument("--bypass", type=int, default=200, help="steps before the quantiser takes part")
-    p.add_argument("--lr", type=float, default=6e-4)
-    p.add_argument("--lr-d", type=float, default=4e-4)
-    p.add_argument("--w-mel", type=float, default=15.0)
-    p.add_argument("--w-stft", type=float, default=3.0)
-    p.add_argument("--w-wave", type=float, default=1.0)
-    p.add_argument("--w-phones", type=float, default=0.5)
-    p.add_argument("--w-commit", type=float, default=0.25)
-    p.add_argument("--w-adv", type=float, default=0.5)
-    p.add_argument("--w-match", type=float, default=1.0)
-    p.add_argument("--log", type=int, default=50)
-    p.add_argument("--save-every", type=float, default=60.0)
+    p.add_argument("--hours", type=float, default=48.0, help="room for speech on the device")
     p.add_argument("--pairs", type=int, default=6)
-    p.add_argument(
-        "--round",
-        action="store_true",
-        help="at the end, round the encoder to bfloat16: do this before freezing",
-    )
-    p.add_argument("--compile", action="store_true")
-    p.add_argument("--benchmark", action="store_true", help="let cuDNN try its kernels: tens of seconds at the start")
-    p.add_argument("--resume-seed", action="store_true")
     p.add_argument("--tiny", action="store_true")
     a = p.parse_args()
     if a.tiny:
         shapes.tiny()
-    {"train": train, "tokenise": tokenise, "sample": sample}[a.what](a)
+    {"tokenise": tokenise, "sample": sample}[a.what](a)
 
 
 if __name__ == "__main__":

@@ -1,55 +1,77 @@
 #!/bin/bash
-# Everything that wants a GPU, in one go: teachers on most CPU cores, the codec on the first GPU,
-# then the decoder (first GPU) and the talker (second GPU, or the same one) side by side.
+# Everything that wants a GPU, in one go: teachers on most CPU cores; on one GPU the encoder, then
+# the decoder and the talker side by side on its codes.
 #
-#   on_gpu.sh MODELS JOBS TOKENIZER WORK CODEC_SECONDS SECONDS
+#   on_gpu.sh MODELS JOBS TOKENIZER WORK ENCODER_SECONDS SECONDS
 #
-# CODEC_SECONDS train the whole codec (0: keep WORK/codec/codec.pt's encoder as it is), then SECONDS
-# train decoder and talker. Rerun with the same WORK to go on: each step resumes from its files.
-# Settings (environment): VOICES and their WORKERS, "joe:16 jf_alpha:10"; AGAIN, seconds between
-# new looks at what the teachers have said; KEEP, a folder that always holds the newest small copies
-# of what was made (checkpoint.py), in case the machine goes away; CODEC_ARGS, DECODER_ARGS, TALKER_ARGS.
+# ENCODER_SECONDS train encoder and codebooks (0: take WORK/encoder/codec.pt as it is), then decoder
+# and talker have SECONDS. A stage that fails, or whose log stands still for STALL seconds, is started
+# again from its files, the second time without CUDA graphs. Rerun with the same WORK and 0 to go on.
+# Settings (environment): CORES, the cores to use, "12-31"; OWN, how many of them are the training's;
+# VOICES; DEVICE and DECODER_DEVICE; REHEARSE=1, try decoder and talker for a few steps while the encoder still learns;
+# KEEP, a folder that always holds the newest small copies (checkpoint.py), in case the machine goes
+# away; ENCODER_ARGS, DECODER_ARGS, TALKER_ARGS; SMALL (--tiny).
 set -u
-models=$(realpath "$1") jobs=$(realpath "$2") tokenizer=$(realpath "$3") work=$(realpath -m "$4") codec_s=$5 seconds=$6
+models=$(realpath "$1") jobs=$(realpath "$2") tokenizer=$(realpath "$3") work=$(realpath -m "$4")
+now() { date +%s; }
+begin=$(now) middle=$(($(now) + $5)) end=$(($(now) + $5 + $6))
 here=$(cd "$(dirname "$0")" && pwd)
-cores=$(nproc)
-own=$((cores > 16 ? 6 : cores > 4 ? 4 : 1))  # the training loops launch small kernels: they need cores of their own
+cores=${CORES:-0-$(($(nproc) - 1))}
+from=${cores%-*} to=${cores#*-}
+own=${OWN:-$((to - from > 8 ? 4 : 1))}  # the training loops launch kernels: they need cores of their own
+workers=$((to - from + 1 - own)); [ $workers -gt 0 ] || workers=1
 export PYTHONPATH=$here PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1
-second=${SECOND:-$(python3 -c 'import torch; print("cuda:1" if torch.cuda.device_count() > 1 else "cuda:0")')}
-first=${FIRST:-cuda:0}
-mkdir -p "$work/rows" "$work/speech"
+device=${DEVICE:-$(python3 -c 'import torch; print("cuda:0" if torch.cuda.is_available() else "cpu")')}
+mkdir -p "$work/rows" "$work/speech" "$work/encoder" "$work/codec" "$work/talker" "$work/rehearsal"
 cd "$here"
-end=$(($(date +%s) + codec_s + seconds))
-for part in ${VOICES:-joe:$((cores - own))}; do
-    nice -n 10 taskset -c "$((own % cores))-$((cores - 1))" python3 teachers.py speak "$jobs" "$models" "$work/speech" --voices "${part%:*}" \
-        --workers "${part#*:}" --shard 8 --seconds $((codec_s + seconds * 2 / 3)) >> "$work/teachers.log" 2>&1 &
-done
-loop() { taskset -c "0-$((own - 1))" python3 "$@"; }
-keep() { [ -z "${KEEP:-}" ] || python3 checkpoint.py shrink "$@" "$KEEP" >> "$work/keep.log" 2>&1; }
+loop() { exec taskset -c "$from-$((own + from - 1))" python3 "$@" --device "$device" ${SMALL:-}; }
+keep() { [ -z "${KEEP:-}" ] || ! [ -f "$2/$1.pt" ] || timeout 60 python3 checkpoint.py shrink "$1" "$2" "$KEEP" >> "$work/keep.log" 2>&1; }
 
-if [ "$codec_s" -gt 0 ]; then
-    loop codec.py train "$work/speech" "$work/codec" --device "$first" --seconds "$codec_s" --round --adv-after 99999 ${CODEC_ARGS:-} > "$work/codec.log" 2>&1
-fi
-mkdir -p "$work/codec_frozen" && cp "$work/codec/codec.pt" "$work/codec_frozen/"
-keep codec "$work/codec_frozen"
-left=$((end - $(date +%s)))
-loop codec.py train "$work/speech" "$work/codec" --device "$first" --seconds "$left" --freeze --adv-after 0 --lr 4e-4 ${DECODER_ARGS:-} > "$work/decoder.log" 2>&1 &
-tokenise() {
-    python3 codec.py tokenise "$work/speech" "$work/codec_frozen" "$work/codes.$1.npz" --device "$second" --hours 40 ${SMALL:-} >> "$work/tokenise.log" 2>&1
-    python3 talker.py build "$work/codes.$1.npz" "$tokenizer" "$work/rows/rows.$1.pt" --seed "$1" ${SMALL:-} >> "$work/tokenise.log" 2>&1
-    [ -z "${KEEP:-}" ] || split -b 15M -d "$work/codes.$1.npz" "$KEEP/codes.npz."
+stage() {  # stage NAME UNTIL SCRIPT ARGS...
+    local name=$1 until=$2 log=$work/$1.log plain="" version pid code device=$device; shift 2
+    while [ $((until - $(now))) -gt 15 ]; do
+        version=$(cat "$here"/*.py | md5sum)
+        echo "== $name from $(($(now) - begin)) s, PLAIN=$plain" >> "$log"
+        (export PLAIN=$plain; loop "$@" --seconds $((until - $(now)))) >> "$log" 2>&1 &
+        pid=$!; echo $pid > "$work/$name.pid"
+        while kill -0 $pid 2> /dev/null; do
+            sleep 1
+            if [ $(($(now) - $(stat -c %Y "$log"))) -gt "${STALL:-100}" ] || [ "$(now)" -gt $((until + 25)) ]; then
+                echo "== $name stopped: no word for long, or past its time" >> "$log"
+                kill -9 $pid; break
+            fi
+        done
+        wait $pid; code=$?
+        [ $code = 0 ] && return 0
+        echo "== $name ended with $code at $(($(now) - begin)) s" >> "$log"
+        sleep 2
+        if [ "$version" = "$(cat "$here"/*.py | md5sum)" ]; then plain=1; else plain=""; fi
+    done
+    return 1
 }
-tokenise 0
-left=$((end - $(date +%s)))
-loop talker.py train "$work/rows" "$work/talker" --device "$second" --seconds "$left" --save-every 45 ${TALKER_ARGS:-} > "$work/talker.log" 2>&1 &
-talker=$!
-for round in 1 2 3 4 5 6; do
-    for _ in $(seq "${AGAIN:-90}"); do sleep 1; kill -0 $talker 2> /dev/null || break 2; done
-    [ -f "$work/talker/talker.pt" ] && keep talker "$work/talker" --int8
-    keep codec "$work/codec"
-    [ $((end - $(date +%s))) -gt 100 ] && tokenise $round
+
+nice -n 10 taskset -c "$((workers > to - from ? from : from + own))-$to" python3 teachers.py speak "$jobs" "$models" "$work/speech" --voices "${VOICES:-joe}" \
+    --workers "$workers" --shard 8 --seconds $(($5 + $6 * 9 / 10)) >> "$work/teachers.log" 2>&1 &
+
+rehearse() {
+    try() { timeout -k 5 80 taskset -c "$from-$((own + from - 1))" python3 "${@:2}" --device "$device" ${SMALL:-} 2>&1 | sed "s/^/$1: /"; }
+    until [ -f "$work/encoder/codec.pt" ]; do sleep 1; [ "$(now)" -lt "$middle" ] || return; done
+    cp "$work/encoder/codec.pt" "$work/rehearsal/"
+    try feed talker.py feed "$work/speech" "$work/rehearsal" "$tokenizer" "$work/rehearsal/rows" --hours 4
+    try talker talker.py train "$work/rehearsal/rows" "$work/rehearsal/talker" --seconds 20 --log 10 --check-every 10 --patience 5
+    try decoder codec_train.py decoder "$work/speech" "$work/rehearsal/codec" --codec "$work/rehearsal" --seconds 25 --least 30 --adv-after 1 --log 10 --hours 4
+    echo "rehearsal over at $(($(now) - begin)) s"
+}
+[ -z "${REHEARSE:-}" ] || rehearse > "$work/rehearsal.log" 2>&1 &
+[ "$5" -gt 0 ] && stage encoder $middle codec_train.py encoder "$work/speech" "$work/encoder" --save-every 30 ${ENCODER_ARGS:-}
+[ -f "$work/encoder/codec.pt" ] || { echo "no encoder: see $work/encoder.log"; exit 1; }
+STALL=100000 stage feed $((end - 90)) talker.py feed "$work/speech" "$work/encoder" "$tokenizer" "$work/rows" &
+device=${DECODER_DEVICE:-$device} stage decoder $end codec_train.py decoder "$work/speech" "$work/codec" --codec "$work/encoder" ${DECODER_ARGS:-} &
+stage talker $end talker.py train "$work/rows" "$work/talker" ${TALKER_ARGS:-} &
+while sleep 5; [ "$(now)" -lt $end ]; do
+    if [ $((($(now) - begin) % 60)) -lt 5 ]; then keep talker "$work/talker"; keep codec "$work/codec"; fi
 done
-wait $talker
-keep talker "$work/talker" --int8
-wait
+for _ in $(seq 30); do [ "$(jobs -r | grep -c 'stage decoder\|stage talker')" -gt 0 ] || break; sleep 1; done
+keep talker "$work/talker"
 keep codec "$work/codec"
+echo "done after $(($(now) - begin)) s"

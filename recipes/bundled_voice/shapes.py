@@ -109,8 +109,8 @@ PREDICTOR = dict(
     tie_word_embeddings=False,
 )
 
-VOICES = {"joe": 1900, "alpha": 1901}  # rows of the codec embedding
-TEACHER_OF = {"joe": "joe", "alpha": "jf_alpha"}
+VOICES = {"joe": 1900}  # rows of the codec embedding
+TEACHER_OF = {"joe": "joe"}
 
 TALKER = dict(
     model_type="qwen3_tts_talker",

@@ -1,16 +1,21 @@
-"""The talker and the code predictor of the bundled voice: modules, training data, training, speech.
+"""The talker and the code predictor of the bundled voice: modules, training rows, training, speech.
 
 Both are Qwen3 transformers with the widths of `shapes.py`, trained with teacher forcing on the
 codec's codes, in the CustomVoice prompt of qwen-tts 0.1.1: role rows, tag rows with the voice,
 then the text, in both of its forms: all text first, or one token beside every frame. The
 predictor learns on a random part of the frames of a batch.
 
-    python talker.py build CODES.npz TOKENIZER DATA.pt       # rows of every utterance, several spellings each
-    python talker.py train DATA_FOLDER OUT --seconds 600     # resumes from OUT/talker.pt; a newer DATA file takes over
+The teachers say which character they read when, so the alignment need not emerge by itself:
+one head of two layers is taught to look at the token being read (in the manner of Tachibana et al.
+2017, "guided attention"), and two heads outside the shipped model tell the phones of the frame to come.
+
+    python talker.py feed  SHARDS CODEC TOKENIZER ROWS --seconds 900   # rows of new utterances, as they appear
+    python talker.py train ROWS OUT --seconds 800                      # goes on from OUT/talker.pt; takes new rows
     python talker.py say   OUT CODEC TOKENIZER heldout.txt WAVS --voice joe --limit 40
 """
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -18,13 +23,22 @@ import random
 import time
 from pathlib import Path
 
+import codec as codecs
 import numpy as np
 import shapes
+import tokenizer as tok
 import torch
 import torch.nn.functional as F
+from codec_train import follow, moving, schedule
+from graph import Graphed, Pace
+from speech import PHONES_PER_FRAME, Speech
+from teachers import LABELS
 from torch import Tensor, nn
 
 BOOKS = shapes.CODEBOOKS
+SIZES = (64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 448)  # lengths that rows are padded to
+TEXT, CONTROL, CODES, POINT, PHONES = 0, 1, slice(2, 2 + BOOKS), 2 + BOOKS, slice(3 + BOOKS, 3 + BOOKS + PHONES_PER_FRAME)
+COLUMNS = 3 + BOOKS + PHONES_PER_FRAME
 
 # --- model ------------------------------------------------------------------------------------
 
@@ -71,6 +85,21 @@ class Attention(nn.Module):
             past[:] = [k, v]
         o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None and t > 1, enable_gqa=True)
         return self.o_proj(o.transpose(1, 2).reshape(b, t, -1))
+
+    def guide(self, x, turn, point):
+        """How little the first head looks where it should. x [b, t, n]; point int64 [b, t], -1: anywhere -> loss, share of weight there"""
+        t = x.shape[1]
+        part = lambda w, norm: rotate(norm(F.linear(x, w.weight[: self.d])), turn)
+        q, k = part(self.q_proj, self.q_norm), part(self.k_proj, self.k_norm)
+        score = (q @ k.transpose(1, 2)).float() / self.d**0.5
+        row = torch.arange(t, device=x.device)
+        log_p = score.masked_fill(row[None] > row[:, None], -math.inf).log_softmax(-1)
+        at = point[..., None] + torch.arange(-1, 2, device=x.device)  # the token and its neighbours
+        seen = (at >= 0) & (at <= row[:, None])
+        there = log_p.gather(2, at.clamp(0, t - 1)).masked_fill(~seen, -1e4).logsumexp(-1).clamp(min=-20)
+        counts = ((point >= 0) & (point <= row)).float()
+        total = counts.sum().clamp(min=1)
+        return -(there * counts).sum() / total, (there.exp() * counts).sum() / total
 
 
 def angles(position: Tensor, d: int, theta: float, dtype) -> tuple[Tensor, Tensor]:
@@ -132,6 +161,8 @@ class Talker(nn.Module):
         super().__init__()
         t, p = shapes.TALKER, shapes.PREDICTOR
         n, m, w = t["hidden_size"], p["hidden_size"], t["text_hidden_size"]
+        depth = t["num_hidden_layers"]
+        self.guided, self.told = (depth // 4, depth // 2), (5 * depth // 8, depth)  # layers with a guided head; depths that tell phones
         self.text_embedding = nn.Embedding(text_vocab, w)
         self.fc1, self.fc2 = nn.Linear(w, w), nn.Linear(w, n)
         self.code = nn.Embedding(t["vocab_size"], n)  # E0
@@ -140,11 +171,12 @@ class Talker(nn.Module):
         self.narrow = nn.Linear(n, m)
         self.predictor = Stack(p)
         self.heads = nn.Parameter(torch.empty(BOOKS - 1, shapes.ENTRIES, m))
+        self.tell = nn.ModuleList(nn.Sequential(Norm(n), nn.Linear(n, PHONES_PER_FRAME * len(LABELS))) for _ in self.told)  # training only
         for e in (self.text_embedding, self.code, self.rest):
             nn.init.normal_(e.weight, std=0.02)
         for name, q in self.named_parameters():
             if q.dim() > 1 and "embedding" not in name and name not in ("code.weight", "rest.weight"):
-                nn.init.normal_(q, std=0.02)
+                nn.init.normal_(q, std=0.02 if name == "heads" else min(0.05, q.shape[-1] ** -0.5))
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 nn.init.normal_(q, std=0.02 / math.sqrt(2 * len(self.model.layers)))
 
@@ -209,225 +241,296 @@ class Prompt:
         return [*rows, (self.pad, t["codec_bos_id"])], []
 
 
-def build(a) -> None:
-    import tokenizer as tok
-
-    plain, rough = tok.load(a.tokenizer), tok.load(a.tokenizer, dropout=0.12)
-    prompt, r = Prompt(plain), random.Random(a.seed)
-    voice_of = {teacher: v for v, teacher in shapes.TEACHER_OF.items()}
-    with np.load(a.codes) as f:
-        codes, frames, rows = f["codes"].astype(np.int16), f["frames"], json.loads(str(f["rows"]))
-    hours: dict[str, float] = {}
-    for (_, teacher, _), n in zip(rows, frames, strict=False):
-        hours[teacher] = hours.get(teacher, 0) + n
-    most = max(hours.values())
-    buckets: dict[int, list] = {}
-    at = skipped = 0
-    for (number, teacher, text), n in zip(rows, frames, strict=False):
-        c = codes[at : at + n]
-        at += n
-        if teacher not in voice_of or n < 3 or n > 400:
-            skipped += 1
+def lines(speech: Speech, new: list[int], codes: dict[int, Tensor], tokenizers, prompt: Prompt, voice_of: dict, r: random.Random):
+    """Training rows of utterances, several spellings each. -> {padded length, negative when held out: [(line, its length)]}"""
+    label, mark = speech.label[: speech.labels].cpu().numpy(), speech.mark[: speech.labels].cpu().numpy()
+    out: dict[int, list] = {}
+    for i in new:
+        number, teacher, text = speech.rows[i][:3]
+        c, start, m = codes[i].cpu().numpy(), speech.label_start[i], speech.label_length[i]
+        n, held = len(c), number % 97 == 0
+        if n < 3 or n > 400 or teacher not in voice_of:
             continue
-        held = number % 97 == 0
-        times = 2 if held else a.variants * min(3, max(1, round((most / hours[teacher]) ** 0.5)))
-        for k in range(times):
-            body = (plain if held or k % 2 == 0 else rough).encode(text.strip()).ids
-            if not body:
-                continue
-            streaming = (k % 4 == 3) if not held else k == 1
+        phones = np.full(n * PHONES_PER_FRAME, -1, np.int16)
+        phones[: min(m, len(phones))] = label[start : start + m][: len(phones)]
+        read = mark[start : start + m][np.minimum(np.arange(n) * PHONES_PER_FRAME + 2, m - 1)]  # the character at each frame's middle
+        lead = len(text) - len(text.lstrip())
+        for k in range(2 if held else 3):
+            spelt = tokenizers[0 if held else r.randrange(2)].encode(text.strip())
+            body, streaming = spelt.ids, k == 1
+            ends = np.cumsum([len(t) for t in spelt.tokens])  # byte-level: one character of a token is one of the (ASCII) text
+            token = np.minimum(np.searchsorted(ends, read - lead, side="right"), len(body) - 1)
             prefix, beside = prompt.rows(body, voice_of[teacher], streaming, r.choice(["english", None]))
+            first = len(prefix) - 1 if streaming else len(prefix) - 2 - len(body)  # row of the first token
             length = len(prefix) + n
-            size = next(
-                (s for s in (48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 512) if s >= length),
-                None,
-            )
+            size = next((s for s in SIZES if s >= length), None)
             if size is None:
-                skipped += 1
                 continue
-            line = np.full((size, 2 + BOOKS), -1, np.int16)
-            line[:, 0] = 0
+            line = np.full((size, COLUMNS), -1, np.int16)
+            line[:, TEXT] = 0
             line[: len(prefix), :2] = prefix
-            line[len(prefix) : length, 0] = (beside + [prompt.pad] * n)[:n]
-            line[len(prefix) : length, 2:] = c
-            buckets.setdefault(-size if held else size, []).append((line, length))
-    data = {k: (torch.from_numpy(np.stack([x for x, _ in v])), torch.tensor([n for _, n in v])) for k, v in buckets.items()}
-    torch.save(dict(data=data, vocab=plain.get_vocab_size()), a.data.with_suffix(".tmp"))
-    os.replace(a.data.with_suffix(".tmp"), a.data)
-    print(
-        f"built {sum(len(v) for v in buckets.values())} rows of {len(rows)} utterances ({skipped} skipped), "
-        + str({k: round(v / 12.5 / 3600, 2) for k, v in hours.items()}),
-        flush=True,
-    )
+            line[len(prefix) : length, TEXT] = (beside + [prompt.pad] * n)[:n]
+            line[len(prefix) : length, CODES] = c
+            line[len(prefix) : length, POINT] = first + token
+            line[len(prefix) : length, PHONES] = phones.reshape(n, PHONES_PER_FRAME)
+            out.setdefault(-size if held else size, []).append((line, length))
+    return out
+
+
+def feed(a) -> None:
+    device, begin, hours = torch.device(a.device), time.time(), 0.0
+    codec, speech = codecs.load(a.codec, device), Speech(a.shards, device, a.hours)
+    plain, r = tok.load(a.tokenizer), random.Random(a.seed)
+    tokenizers, prompt = (plain, tok.load(a.tokenizer, dropout=0.12)), Prompt(plain)
+    voice_of = {teacher: v for v, teacher in shapes.TEACHER_OF.items()}
+    a.rows.mkdir(parents=True, exist_ok=True)
+    count = len(list(a.rows.glob("*.pt")))
+    used = np.zeros((BOOKS, shapes.ENTRIES))
+    while True:
+        new = speech.refresh()
+        if new:
+            codes = codecs.encode_all(codec, speech, new)
+            made = lines(speech, new, codes, tokenizers, prompt, voice_of, r)
+            data = {k: (torch.from_numpy(np.stack([x for x, _ in v])), torch.tensor([n for _, n in v])) for k, v in made.items()}
+            file = a.rows / f"rows.{count:04d}.pt"
+            torch.save(dict(data=data, vocab=plain.get_vocab_size()), file.with_suffix(".tmp"))
+            os.replace(file.with_suffix(".tmp"), file)
+            for c in codes.values():
+                for k in range(BOOKS):
+                    used[k] += np.bincount(c[:, k].cpu().numpy(), minlength=shapes.ENTRIES)
+            count, hours, p = count + 1, sum(speech.voices.values()), used / used.sum(1, keepdims=True)
+            bits = [round(float(-(x[x > 0] * np.log2(x[x > 0])).sum()), 2) for x in p]
+            print(f"{time.time() - begin:6.1f} s {len(speech.rows)} utterances, {hours:.2f} hours, bits per codebook {bits}", flush=True)
+        if time.time() - begin > a.seconds:
+            break
+        time.sleep(a.every)
 
 
 class Rows:
-    """Training rows on the device, grouped by padded length."""
+    """Training rows on the device, grouped by padded length; files of `feed` are added as they appear."""
 
     def __init__(self, folder: Path, device):
         self.folder, self.device, self.seen, self.parts, self.vocab = folder, device, set(), {}, None
+        self.order: dict[int, Tensor] = {}
 
     def refresh(self) -> bool:
-        """Read the newest file of the folder if it has not been read; it replaces what was there."""
-        files = sorted(self.folder.glob("*.pt"), key=lambda f: f.stat().st_mtime)
-        if not files or (files[-1].name, files[-1].stat().st_mtime) in self.seen:
-            return False
-        self.seen.add((files[-1].name, files[-1].stat().st_mtime))
-        state = torch.load(files[-1], weights_only=True)
-        self.vocab = state["vocab"]
-        self.parts = {k: (x.to(self.device), n.to(self.device)) for k, (x, n) in state["data"].items()}
-        return True
+        files = [f for f in sorted(self.folder.glob("*.pt")) if f.name not in self.seen]
+        for file in files:
+            self.seen.add(file.name)
+            state = torch.load(file, weights_only=True)
+            self.vocab = state["vocab"]
+            enough = sum(len(x) for k, (x, _) in self.parts.items() if k < 0) >= 64  # the held-out rows stay the same from then on
+            for k, (x, n) in state["data"].items():
+                if k < 0 and enough:
+                    continue
+                x, n = x.to(self.device), n.to(self.device)
+                old = self.parts.get(k)
+                self.parts[k] = (torch.cat([old[0], x]), torch.cat([old[1], n])) if old else (x, n)
+        return bool(files)
 
-    def epoch(self, tokens: int, held=False):
-        batches = []
-        for k, (x, _) in self.parts.items():
-            if (k < 0) == held:
-                b = max(1, tokens // abs(k))
-                order = torch.arange(len(x)) if held else torch.randperm(len(x))
-                batches += [(k, order[i : i + b]) for i in range(0, len(x), b)]
-        if not held:
-            random.shuffle(batches)
-        for k, index in batches:
-            x, n = self.parts[k]
-            index = index.to(self.device)
-            yield x[index].long(), n[index]
+    def draw(self, tokens: int) -> tuple[int, Tensor, Tensor]:
+        """A padded length by its share of the rows, and the next batch of it. -> size, int16 [tokens // size, size, COLUMNS], lengths"""
+        sizes = [k for k in self.parts if k > 0]
+        (k,) = random.choices(sizes, [k * len(self.parts[k][0]) for k in sizes])
+        (x, n), b = self.parts[k], max(1, tokens // k)
+        if len(self.order.get(k, ())) < b:
+            # What is left of an order goes first; a short group is drawn several times over.
+            fresh = [torch.randperm(len(x), device=self.device) for _ in range(-(-b // len(x)))]
+            self.order[k] = torch.cat([self.order.get(k, fresh[0][:0]), *fresh])
+        index, self.order[k] = self.order[k][:b], self.order[k][b:]
+        return k, x[index], n[index]
+
+    def held(self, tokens: int):
+        for k, (x, n) in self.parts.items():
+            if k < 0:
+                for i in range(0, len(x), max(1, tokens // -k)):
+                    yield x[i : i + max(1, tokens // -k)], n[i : i + max(1, tokens // -k)]
+
+    def hours(self) -> float:
+        return sum(int((x[..., CODES.start] >= 0).sum()) for x, _ in self.parts.values()) / 12.5 / 3600
 
 
 # --- training ---------------------------------------------------------------------------------
 
 
-def losses(model: Talker, x: Tensor, length: Tensor, noise: float, share: int):
-    """x [b, l, 2 + books] -> loss of codebook 0, of the rest [books - 1], of the end alone."""
+NAMES = ("c0", "end", *(f"c{k}" for k in range(1, BOOKS)), "phones", "phones early", "guide", "there")
+
+
+def losses(model: Talker, x: Tensor, length: Tensor, noise: float, share: int) -> Tensor:
+    """x int16 [b, l, COLUMNS], length [b] -> `NAMES`: cross-entropies of codebook 0, the end alone, the other books,
+    the phones; the loss of the guided heads and the weight they put where they should.
+
+    noise: share of the codes shown that are wrong. share: frames on which the predictor learns.
+    """
     b, l, _ = x.shape
-    text, control, codes = x[..., 0], x[..., 1], x[..., 2:]
-    frame = codes[..., 0] >= 0
-    shown = codes
+    x = x.long()
+    text, control, codes, point, phones = x[..., TEXT], x[..., CONTROL], x[..., CODES], x[..., POINT], x[..., PHONES]
+    frame, shown = codes[..., 0] >= 0, codes
     if noise:
-        rate = torch.rand(b, 1, 1, device=x.device) * 2 * noise
-        hit = (torch.rand(codes.shape, device=x.device) < rate) & frame[..., None]
-        shown = torch.where(hit, torch.randint(0, shapes.ENTRIES, codes.shape, device=x.device), codes)
-    table = model.text_rows()
-    h = model.model(model.rows(table, text, control, shown), torch.arange(l, device=x.device))
-    target = torch.full((b, l), -100, device=x.device)
-    target[:, :-1] = torch.where(frame[:, 1:], codes[:, 1:, 0], -100)
+        # Some utterances lose much of their past, some nothing: single codes, and whole frames taken from elsewhere.
+        rate = torch.rand(b, 1, 1, device=x.device)
+        single = torch.rand(codes.shape, device=x.device) < rate * 2 * noise
+        whole = torch.rand(b, l, 1, device=x.device) < torch.rand(b, 1, 1, device=x.device) * noise
+        other = codes.view(b * l, BOOKS)[torch.randint(0, b * l, (b, l), device=x.device)].clamp(min=0)
+        wrong = torch.where(whole, other, torch.randint(0, shapes.ENTRIES, codes.shape, device=x.device))
+        shown = torch.where((single | whole) & frame[..., None], wrong, codes)
+    h = model.rows(model.text_rows(), text, control, shown)
+    ahead = lambda v, fill: torch.cat([v[:, 1:], v.new_full((b, 1, *v.shape[2:]), fill)], 1)  # what row i is to say stands in row i + 1
+    goal_phones, goal_point = ahead(phones, -1), ahead(point, -1)
+    turn = angles(torch.arange(l, device=x.device), model.model.c["head_dim"], model.model.c["rope_theta"], h.dtype)
+    told, guides = [], []
+    for depth, layer in enumerate(model.model.layers):
+        if depth in model.guided:
+            guides.append(layer.self_attn.guide(layer.input_layernorm(h), turn, goal_point))
+        h = layer(h, turn)
+        if depth + 1 in model.told:
+            logits = model.tell[len(told)](h).float().view(-1, len(LABELS))
+            told.append(F.cross_entropy(logits, goal_phones.reshape(-1), ignore_index=-1))
+    h = model.model.norm(h)
+    goal = ahead(codes[..., 0], -1)  # -1 where there is no frame
     last = torch.arange(l, device=x.device) == (length - 1)[:, None]
-    target = torch.where(last, shapes.TALKER["codec_eos_token_id"], target)
-    rows = (target >= 0).nonzero(as_tuple=True)
-    goal = target[rows]
-    each = F.cross_entropy(model.head(h[rows]).float(), goal, reduction="none")
-    end = goal == shapes.TALKER["codec_eos_token_id"]
-    where = frame[:, 1:].nonzero()
-    if share and len(where) > share:
-        where = where[torch.randperm(len(where), device=x.device)[:share]]
-    target_codes = codes[where[:, 0], where[:, 1] + 1]
-    logits = model.predict(h[where[:, 0], where[:, 1]], target_codes).float()
-    rest = F.cross_entropy(logits.transpose(1, 2), target_codes[:, 1:], reduction="none").mean(0)
-    return each.mean(), rest, each[end].mean()
+    goal = goal.masked_fill(last, shapes.TALKER["codec_eos_token_id"]).view(-1)
+    each = F.cross_entropy(model.head(h).float().view(b * l, -1), goal, ignore_index=-1, reduction="none")
+    first, end = each.sum() / (goal >= 0).sum(), (each * last.view(-1)).sum() / b
+    # A fixed number of the rows before frames, drawn at random.
+    before = ahead(frame, False).reshape(-1)
+    key = torch.rand(b * l, device=x.device) + before
+    at = key.topk(min(share or b * l, b * l), sorted=False).indices
+    counts, goal_codes = before[at].float(), ahead(codes, -1).reshape(-1, BOOKS)[at].clamp(min=0)
+    logits = model.predict(h.reshape(b * l, -1)[at], goal_codes).float()
+    rest = F.cross_entropy(logits.transpose(1, 2), goal_codes[:, 1:], reduction="none")
+    rest = (rest * counts[:, None]).sum(0) / counts.sum().clamp(min=1)
+    guide, there = (sum(v) / len(guides) for v in zip(*guides, strict=True))
+    return torch.cat([torch.stack([first, end]), rest, torch.stack([told[-1], told[0], guide, there])])
 
 
 def train(a) -> None:
     device = torch.device(a.device)
+    torch.manual_seed(a.seed), random.seed(a.seed)
     torch.set_float32_matmul_precision("high")
     cuda = device.type == "cuda"
+    if cuda:
+        torch.cuda.set_device(device.index or 0)
     a.out.mkdir(parents=True, exist_ok=True)
-    rows = Rows(a.data, device)
+    rows = Rows(a.rows, device)
+    begin = time.time()
     while not rows.refresh():
-        time.sleep(1)
+        if time.time() - begin > a.patience:
+            raise SystemExit(f"no rows in {a.rows} after {a.patience:.0f} s")
+        print(f"no rows yet in {a.rows}", flush=True)
+        time.sleep(2)
     model = Talker(rows.vocab).to(device)
     for layer in [*model.model.layers, *model.predictor.layers]:
         layer.drop = a.drop
-    decayed = [p for n, p in model.named_parameters() if p.dim() > 1 and "norm" not in n]
-    other = [p for n, p in model.named_parameters() if not (p.dim() > 1 and "norm" not in n)]
+    named = dict(model.named_parameters())
+    params = list(named.values())
+    decays = lambda n, p: p.dim() > 1 and "norm" not in n
+    lr = torch.tensor(a.lr, device=device)
     opt = torch.optim.AdamW(
-        [dict(params=decayed, weight_decay=a.decay), dict(params=other, weight_decay=0.0)],
-        a.lr,
+        [
+            dict(params=[p for n, p in named.items() if decays(n, p)], weight_decay=a.decay),
+            dict(params=[p for n, p in named.items() if not decays(n, p)], weight_decay=0.0),
+        ],
+        lr,
         betas=(0.9, 0.98),
         fused=cuda,
+        capturable=cuda,
     )
-    step, file = 0, a.out / "talker.pt"
-    ema = {n: p.detach().clone() for n, p in model.named_parameters()}
+    for group in opt.param_groups:
+        group["lr"] = lr
+    file, before = a.out / "talker.pt", 0
+    ema = {n: p.detach().clone() for n, p in named.items()}
     if file.exists():
         state = torch.load(file, map_location=device, weights_only=True)
-        model.load_state_dict(state.get("model") or state["ema"])
-        ema, step = {n: state["ema"][n].float() for n in ema}, state["step"]
-        if "opt" in state:
-            opt.load_state_dict(state["opt"])
-    names, params = zip(*model.named_parameters(), strict=False)
-    print(
-        f"talker: {sum(p.numel() for p in params) / 1e6:.2f} M parameters, vocab {rows.vocab}, start at step {step}, "
-        f"rows { ({k: len(v[0]) for k, v in rows.parts.items()}) }",
-        flush=True,
-    )
-
-    def save(full=True) -> None:
-        state = dict(ema=ema, step=step, vocab=rows.vocab)
-        if full:
-            state.update(model=model.state_dict(), opt=opt.state_dict())
-        torch.save(state, file.with_suffix(".tmp"))
-        os.replace(file.with_suffix(".tmp"), file)
-
-    def check() -> str:
-        live = [p.detach().clone() for p in params]
+        before = state["step"]
         with torch.no_grad():
-            torch._foreach_copy_(list(params), [ema[n] for n in names])
-            model.eval()
-            out, n = 0.0, 0
-            for x, length in rows.epoch(a.tokens, held=True):
-                with torch.autocast(device.type, torch.bfloat16, enabled=cuda):
-                    first, rest, end = losses(model, x, length, 0.0, 0)
-                out, n = out + len(x) * torch.cat([first[None], end[None], rest]), n + len(x)
-            model.train()
-            torch._foreach_copy_(list(params), live)
-        return "held out: " + (" ".join(f"{float(v):.3f}" for v in out / n) + " (c0, end, c1..)" if n else "none")
+            for n, p in named.items():
+                p.copy_(state["ema"][n]), ema[n].copy_(state["ema"][n])
+    print(f"talker: {sum(p.numel() for p in params) / 1e6:.2f} M parameters, vocab {rows.vocab}, from step {before}", flush=True)
+    aids = torch.tensor([n in ("phones", "phones early", "guide") for n in NAMES], dtype=torch.float32, device=device)
+    main = torch.tensor([1.0, 0.0, *[1 / (BOOKS - 1)] * (BOOKS - 1), 0.0, 0.0, 0.0, 0.0], device=device)
+    weights = main.clone()
+    report, sums, decay = torch.zeros(len(NAMES), device=device), torch.zeros(len(NAMES), device=device), torch.zeros((), device=device)
+    pool, plans = torch.cuda.graph_pool_handle() if cuda else None, {}
 
-    model.train()
-    begin = last_save = last_check = last_refresh = time.time()
-    seen, epoch, sums, done = 0, 0, torch.zeros(BOOKS + 1, device=device), False
-    while not done:
-        for x, length in rows.epoch(a.tokens):
-            elapsed = time.time() - begin
-            if elapsed > a.seconds or seen >= a.steps:
-                done = True
-                break
-            share = elapsed / a.seconds
-            factor = min(1.0, (seen + 1) / a.warm) * (
-                1.0 if share < a.flat else 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (share - a.flat) / (1 - a.flat)))
-            )
-            for group in opt.param_groups:
-                group["lr"] = a.lr * factor
+    def plan(size: int, b: int):
+        x, length = torch.zeros(b, size, COLUMNS, dtype=torch.int16, device=device), torch.zeros(b, dtype=torch.int64, device=device)
+
+        def step() -> None:
             with torch.autocast(device.type, torch.bfloat16, enabled=cuda):
-                first, rest, end = losses(model, x, length, a.noise, a.share)
-            (first + a.w_rest * rest.mean()).backward()
+                out = losses(model, x, length, a.noise, a.share)
+            opt.zero_grad(set_to_none=True)
+            (out * weights).sum().backward()
             torch.nn.utils.clip_grad_norm_(params, 1.0)
             opt.step()
-            opt.zero_grad(set_to_none=True)
-            step, seen = step + 1, seen + 1
-            sums += torch.cat([first.detach()[None], end.detach()[None], rest.detach()])
+            follow(ema, params, decay)
             with torch.no_grad():
-                torch._foreach_lerp_([ema[n] for n in names], list(params), 1 - min(a.ema, (seen + 1) / (seen + 20)))
-            if seen % a.log == 0:
-                print(
-                    f"{elapsed:6.1f} s step {step} epoch {epoch} "
-                    + " ".join(f"{float(v):.3f}" for v in sums / a.log)
-                    + f" (c0, end, c1..) lr {a.lr * factor:.1e}",
-                    flush=True,
-                )
-                sums.zero_()
-            now = time.time()
-            if now - last_check > a.check_every:
-                print("       " + check(), flush=True)
-                last_check = time.time()
-            if now - last_save > a.save_every:
-                save()
-                last_save = time.time()
-            if now - last_refresh > 10:
-                last_refresh = now
-                if rows.refresh():
-                    print(f"       more rows: { ({k: len(v[0]) for k, v in rows.parts.items()}) }", flush=True)
-                    break
-        epoch += 1
+                report.copy_(out), sums.add_(out)
+
+        return Graphed(f"talker {b}x{size}", step, lambda: [*moving(opt), *ema.values(), report, sums], report, pool), x, length
+
+    @contextlib.contextmanager
+    def averaged():
+        live = [p.detach().clone() for p in params]
+        with torch.no_grad():
+            torch._foreach_copy_(params, list(ema.values()))
+        yield model.eval()
+        with torch.no_grad():
+            torch._foreach_copy_(params, live)
+        model.train()
+
+    best = (math.inf, 0, ema)
+
+    def check() -> str:
+        nonlocal best
+        with averaged(), torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=cuda):
+            outs = [(len(x), losses(model, x, n, 0.0, 0)) for x, n in rows.held(a.tokens // 4)]
+        if not outs:
+            return "nothing held out"
+        mean = sum(b * v for b, v in outs) / sum(b for b, _ in outs)
+        value = float(mean[0] + mean[2 : 1 + BOOKS].mean())
+        if value < best[0]:
+            best = (value, seen, {n: t.clone() for n, t in ema.items()})
+        return f"held out {value:.3f} (best {best[0]:.3f} at {best[1]}): " + told(mean)
+
+    def save() -> None:
+        torch.save(dict(ema=best[2], step=before + seen, vocab=rows.vocab), file.with_suffix(".tmp"))
+        os.replace(file.with_suffix(".tmp"), file)
+
+    told = lambda v: " ".join(f"{n} {x:.3f}" for n, x in zip(NAMES, v.tolist(), strict=True))
+    model.train()
+    last_save = last_check = last_look = last_log = time.time()
+    a.seconds, begin = max(1.0, a.seconds - (last_look - begin)), last_look  # waiting for rows counts too
+    seen, pace = 0, Pace(device)
+    while (now := time.time()) - begin < a.seconds and seen < a.steps:
+        share = (now - begin) / a.seconds
+        lr.fill_(a.lr * schedule(share, seen, a.flat, a.warm))
+        decay.fill_(min(a.ema, (seen + 1) / (seen + 20)))
+        torch.add(main, aids, alpha=a.w_aid * (1 - 0.7 * share), out=weights)  # the aids count less and less
+        size, x, length = rows.draw(a.tokens)
+        if size not in plans:
+            plans[size] = plan(size, len(x))
+        graphed, x_in, length_in = plans[size]
+        x_in.copy_(x), length_in.copy_(length)
+        graphed()
+        pace()
+        seen += 1
+        if seen % a.log == 0:
+            print(f"{now - begin:6.1f} s step {seen} ({1000 * (now - last_log) / a.log:.1f} ms) {told(sums / a.log)}", flush=True)
+            sums.zero_()
+            last_log = now
+        if now - last_check > a.check_every:
+            print("       " + check(), flush=True)
+            last_check = time.time()
+        if now - last_save > a.save_every:
+            save()
+            last_save = time.time()
+        if now - last_look > 10:
+            last_look = now
+            if rows.refresh():
+                print(f"       rows of {rows.hours():.1f} hours, spellings counted apart", flush=True)
+    print(f"talker: {seen} steps in {time.time() - begin:.0f} s; {check()}", flush=True)
     save()
-    print(f"talker: stopped at step {step}, {seen} steps in {time.time() - begin:.0f} s; {check()}", flush=True)
 
 
 # --- speech -----------------------------------------------------------------------------------
@@ -504,9 +607,6 @@ def generate(model: Talker, prompts: list, pad: int, limits: list[int], temperat
 def say(a) -> None:
     import wave as wavefile
 
-    import codec as codecs
-    import tokenizer as tok
-
     torch.manual_seed(a.seed)
     device = torch.device(a.device)
     model, codec, tokenizer = load(a.out, device), codecs.load(a.codec, device), tok.load(a.tokenizer)
@@ -526,7 +626,7 @@ def say(a) -> None:
                 strict=False,
             )
         ):
-            wave = codec.decoder(codec.quantiser.decode(codes.T[None]))[0, 0].float().cpu().numpy()
+            wave = codec.decoder(codec.quantiser.decode(codes[None]))[0].float().cpu().numpy()
             name = f"{a.voice}-{at + i:03d}.wav"
             with wavefile.open(str(a.wavs / name), "wb") as f:
                 f.setnchannels(1), f.setsampwidth(2), f.setframerate(24000)
@@ -544,26 +644,28 @@ def say(a) -> None:
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     sub = p.add_subparsers(dest="what", required=True)
-    b = sub.add_parser("build")
-    for name in ("codes", "tokenizer", "data"):
+    b = sub.add_parser("feed")
+    for name in ("shards", "codec", "tokenizer", "rows"):
         b.add_argument(name, type=Path)
-    b.add_argument("--variants", type=int, default=4)
-    b.add_argument("--seed", type=int, default=0)
+    b.add_argument("--seconds", type=float, default=0.0, help="how long to wait for more speech")
+    b.add_argument("--every", type=float, default=15.0)
+    b.add_argument("--hours", type=float, default=48.0, help="room for speech on the device")
     t = sub.add_parser("train")
-    for name in ("data", "out"):
+    for name in ("rows", "out"):
         t.add_argument(name, type=Path)
     t.add_argument("--seconds", type=float, default=600.0)
     t.add_argument("--steps", type=int, default=10**9)
+    t.add_argument("--patience", type=float, default=600.0, help="seconds to wait for the first rows")
     t.add_argument("--tokens", type=int, default=24576, help="rows of a batch, padding included")
-    t.add_argument("--share", type=int, default=3072, help="frames of a batch that the predictor learns on")
+    t.add_argument("--share", type=int, default=6144, help="frames of a batch that the predictor learns on")
     t.add_argument("--lr", type=float, default=1e-3)
-    t.add_argument("--warm", type=int, default=200)
+    t.add_argument("--warm", type=int, default=300)
     t.add_argument("--flat", type=float, default=0.3, help="share of the time at the full learning rate")
-    t.add_argument("--decay", type=float, default=0.08)
-    t.add_argument("--drop", type=float, default=0.15)
+    t.add_argument("--decay", type=float, default=0.05)
+    t.add_argument("--drop", type=float, default=0.1)
     t.add_argument("--noise", type=float, default=0.2, help="share of the codes shown that are wrong")
-    t.add_argument("--w-rest", type=float, default=1.0)
-    t.add_argument("--ema", type=float, default=0.998)
+    t.add_argument("--w-aid", type=float, default=0.5, help="of the phones and the guided heads, at the start")
+    t.add_argument("--ema", type=float, default=0.999)
     t.add_argument("--log", type=int, default=100)
     t.add_argument("--check-every", type=float, default=45.0)
     t.add_argument("--save-every", type=float, default=60.0)
@@ -577,14 +679,14 @@ def main() -> None:
     s.add_argument("--temperature", type=float, default=0.7)
     s.add_argument("--rest-temperature", type=float, default=0.7)
     s.add_argument("--top-k", type=int, default=30)
-    s.add_argument("--seed", type=int, default=0)
     for q in (b, t, s):
+        q.add_argument("--seed", type=int, default=0)
         q.add_argument("--tiny", action="store_true")
         q.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     a = p.parse_args()
     if a.tiny:
         shapes.tiny()
-    {"build": build, "train": train, "say": say}[a.what](a)
+    {"feed": feed, "train": train, "say": say}[a.what](a)
 
 
 if __name__ == "__main__":
