@@ -16,7 +16,7 @@ from hocket.errors import InvalidRequest, clip
 
 if TYPE_CHECKING:
     from hocket.audio.encode import Format
-    from hocket.core import Reference
+    from hocket.core import Chat, Reference
     from hocket.engine.blocking import SyncStream
 
 _FORMATS = ("wav", "mp3", "opus", "aac", "flac", "pcm")
@@ -51,6 +51,9 @@ def say(
     speaker_only: Annotated[
         bool, typer.Option("--speaker-only", help="Imitate the timbre only; needs no --ref-text.")
     ] = False,
+    image: Annotated[list[Path] | None, typer.Option(help="A picture that the text is about.")] = None,
+    audio: Annotated[list[Path] | None, typer.Option(help="A recording that the text is about.")] = None,
+    video: Annotated[list[Path] | None, typer.Option(help="A film that the text is about.")] = None,
     seed: Annotated[int | None, typer.Option(help="Equal seeds give equal sound.")] = None,
     max_frames: Annotated[int | None, typer.Option(min=1, help="Most frames to make.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy.")] = None,
@@ -63,7 +66,7 @@ def say(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Speak a text."""
+    """Speak a text; a model that understands answers it."""
     if text == "-":
         text = sys.stdin.read()
     output = "-" if stdout else output
@@ -76,7 +79,7 @@ def say(
         raise InvalidRequest("--ref-audio needs --ref-text with what it says, or --speaker-only")
 
     # Imported here: what comes before should not wait for PyTorch.
-    from hocket.cli.sample import MAX_FRAMES, OVERRIDES, sample_model
+    from hocket.cli.bundled import bundled_model
     from hocket.core import Sampling, SpeechRequest
     from hocket.engine.blocking import Engine
 
@@ -92,11 +95,13 @@ def say(
         seed=seed,
         max_frames=max_frames,
     )
+    media = {"image": image or [], "audio": audio or [], "video": video or []}
+    if any(media.values()):
+        request.chat = _chat(text, instructions, media)
+        request.text, request.instructions = "", None
     overrides = settings_of(settings or [])
     if model is None:
-        model = str(sample_model())
-        request.max_frames = max_frames or MAX_FRAMES
-        overrides = {**OVERRIDES, **overrides}
+        model = bundled_model()
     with ExitStack() as stack:
         with progress("loading the model") as show:
             engine = stack.enter_context(Engine(model, profile=profile, overrides=overrides))
@@ -107,6 +112,8 @@ def say(
             summary = _deliver(stream, began, wanted, output, play, show)
         if codes is not None:
             _write_codes(codes, stream)
+        if stream.stream.text:
+            note(stream.stream.text)
     note(summary)
 
 
@@ -124,6 +131,32 @@ def _reference(path: Path, text: str | None, speaker_only: bool) -> Reference:
     samples, rate_hz = decode(path, param="--ref-audio")
     check_reference(samples, rate_hz, param="--ref-audio")
     return Reference(samples=samples, rate_hz=rate_hz, text=text, speaker_only=speaker_only)
+
+
+def _chat(text: str, instructions: str | None, media: dict[str, list[Path]]) -> Chat:
+    """A user's message about what the files hold, in the order of the options."""
+    from hocket.audio.decode import decode
+    from hocket.core import Chat, Media, Message
+    from hocket.video import decode_film, decode_image
+
+    parts: list[str | Media] = []
+    for path in media["image"]:
+        parts.append(Media(kind="image", data=decode_image(_read(path, "--image"), param="--image")))
+    for path in media["audio"]:
+        samples, rate = decode(_read(path, "--audio"), param="--audio", max_seconds=3600)
+        parts.append(Media(kind="audio", data=samples, rate_hz=rate))
+    for path in media["video"]:
+        frames, fps = decode_film(_read(path, "--video"), param="--video")
+        parts.append(Media(kind="video", data=frames, rate_hz=fps))
+    system = [Message(role="system", parts=[instructions])] if instructions else []
+    return Chat(messages=[*system, Message(role="user", parts=[*parts, text])])
+
+
+def _read(path: Path, option: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as e:
+        raise InvalidRequest(f"{option} {path} cannot be read: {e.strerror}") from e
 
 
 def _deliver(

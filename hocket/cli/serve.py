@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -110,14 +111,13 @@ def serve(
     aliases = pairs_of("--voice-alias", voice_alias or [])
     with _listen(host, port) as listener:
         # Imported here: what comes before should not wait for PyTorch.
-        from hocket.cli.sample import OVERRIDES, sample_model
+        from hocket.cli.bundled import NAME, bundled_model
         from hocket.engine.client import AsyncEngine
         from hocket.server.settings import ServerSettings
 
         if model is None:
-            model = str(sample_model())
-            overrides = {**OVERRIDES, **overrides}
-            served_name = served_name or ["sample"]
+            model = bundled_model()
+            served_name = served_name or [NAME]
         options = ServerSettings(
             model=model,
             served_names=tuple(served_name or ()),
@@ -147,6 +147,9 @@ def serve(
         )
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
+        sys.setswitchinterval(
+            0.0005
+        )  # chunks come in by another thread, which a busy event loop keeps waiting
         engine = AsyncEngine(model, profile=profile, overrides=overrides, max_waiting=max_waiting)
         asyncio.run(_run(engine, options, listener, drain_timeout))
 

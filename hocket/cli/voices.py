@@ -18,11 +18,11 @@ def voices(
 ) -> None:
     """List the voices of a model."""
     # Imported here: --help should not wait for PyTorch.
-    from hocket.cli.sample import sample_model
+    from hocket.cli.bundled import bundled_model
     from hocket.engine.hub import resolve_model
     from hocket.models import family_of, load_family
 
-    folder = resolve_model(model or sample_model())
+    folder = resolve_model(model or bundled_model())
     info = load_family(family_of(folder)).front_end(folder).info
     if info.voices:
         table = Table("voice", "name", "languages", "", box=None, header_style="bold")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import re
 import signal
@@ -16,13 +17,16 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 import hocket
 from hocket.audio.decode import decode
 from hocket.audio.wav import wav_header
-from hocket.cli import app
+from hocket.cli import app, bundled
+from hocket.cli.bundled import FOLDER
 from hocket.cli.serve import _drain
+from hocket.models.qwen3_omni.synthetic import write_checkpoint as write_omni
 
 DATA = Path(__file__).parents[1] / "data"
 FRAMES = 4
@@ -45,6 +49,21 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
         return result
 
     return run
+
+
+def test_say_answers_about_a_picture(run: Callable[..., Any], tmp_path: Path) -> None:
+    model = str(write_omni(tmp_path / "omni"))
+    Image.fromarray(np.full((40, 60, 3), 128, np.uint8)).save(tmp_path / "a.png")
+    words = ("say", "What is it?", "--model", model, "--image", "a.png", "--image", "a.png", *SHORT)
+    said = run(*words, "-o", "a.wav")
+    with wave.open(str(tmp_path / "a.wav")) as file:
+        assert file.getnframes() == 1920 * (FRAMES + 1) - 555
+    lines = said.stderr.strip().splitlines()
+    assert len(lines) >= 2  # the answer as text, then the summary
+    missing = run("say", "a", "--model", model, "--image", "b.png", code=2)
+    assert "--image b.png cannot be read: No such file" in missing.stderr
+    (tmp_path / "c.png").write_text("no picture")
+    assert "--image cannot be decoded" in run("say", "a", "--model", model, "--image", "c.png", code=2).stderr
 
 
 def test_say_writes_a_wav_and_the_frames(run: Callable[..., Any], model: str, tmp_path: Path) -> None:
@@ -88,12 +107,27 @@ def test_voice_is_cloned_from_a_file(run: Callable[..., Any], checkpoint: Callab
     run("say", "Hello.", "--model", base, *voice, *SHORT)
 
 
-def test_without_a_model_there_is_noise_and_a_word_about_it(run: Callable[..., Any], tmp_path: Path) -> None:
-    said = run("say", "Hello.", "--max-frames", "3")
-    assert said.stderr.startswith("no --model given: a tiny untrained model speaks, so this is noise")
-    assert (tmp_path / "out.wav").is_file()
-    assert [p.name for p in (tmp_path / "cache" / "hocket").iterdir()] == [f"sample-{hocket.__version__}"]
-    assert "vivian" in run("voices").stdout
+def test_without_a_model_hockets_own_voice_speaks(run: Callable[..., Any], tmp_path: Path) -> None:
+    run("say", "One melody, several voices.", "--seed", "1")
+    sound, rate = decode((tmp_path / "out.wav").read_bytes(), param="out.wav")
+    assert 1.2 < len(sound) / rate < 4  # it says this much and ends by itself
+    assert 0.02 < float(np.sqrt(np.square(sound).mean())) < 0.4
+    assert "joe" in run("voices").stdout.split()
+
+
+def test_the_voice_that_ships_is_whole() -> None:
+    sums = dict(reversed(line.split("  ")) for line in (FOLDER / "SHA256SUMS").read_text().splitlines())
+    for name, wanted in sums.items():
+        assert hashlib.sha256((FOLDER / name).read_bytes()).hexdigest() == wanted, name
+    assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) <= 64e6
+
+
+def test_a_copy_without_its_voice_says_what_to_do(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(bundled, "FOLDER", tmp_path)
+    result = run("say", "Hello.", code=2)
+    assert "came without its own voice; name a folder" in result.stderr
 
 
 BAD: dict[str, tuple[list[str], int, str]] = {
