@@ -10,7 +10,18 @@ import pytest
 import hocket
 import hocket.core
 
-PUBLIC = {"AsyncEngine", "Engine", "Reference", "Sampling", "SpeechRequest", "__version__", "errors"}
+PUBLIC = {
+    "AsyncEngine",
+    "Chat",
+    "Engine",
+    "Media",
+    "Message",
+    "Reference",
+    "Sampling",
+    "SpeechRequest",
+    "__version__",
+    "errors",
+}
 
 ERRORS = {
     "Cancelled": "RequestFailed",
