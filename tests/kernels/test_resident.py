@@ -20,6 +20,7 @@ from hocket.kernels.resident import Backbone, Geometry, Maker, Predictor, obstac
 from hocket.models.qwen3_tts.config import read_model_config
 from hocket.models.qwen3_tts.talker import TalkerProgram
 from hocket.models.qwen3_tts.weights import load_talker
+from hocket.nn import talker
 from hocket.nn.rotary import rotary_tables
 from hocket.nn.talker import FrameTalker
 from hocket.nn.transformer import LayerWeights, Shape, decoder_layer
@@ -224,6 +225,7 @@ def test_a_talker_takes_the_kernel_for_few_rows(
     config = read_model_config(folder)
     program = TalkerProgram(config, load_talker(folder, config, DEVICE, torch.float32))
     took: list[str] = []
+    monkeypatch.setattr(talker, "WHOLE", 16)
     monkeypatch.setattr(program, "whole", lambda *_: took.append("one kernel"))
     monkeypatch.setattr(program, "_predict_by_layers", lambda *_: took.append("layers"))
     h = torch.zeros(rows, program.width, device=DEVICE)
