@@ -213,7 +213,7 @@ def test_draw_code(nucleus: bool, first: bool, v: int, dtype: torch.dtype, devic
         frame = torch.tensor([0, 1, 2, 3, 4, 5], dtype=torch.int32, device=device)
         repetition = Repetition(seen, torch.full((6,), 1.3, device=device), frame, 2)
     table = draw(v, 24, device=device, dtype=dtype, seed=7)
-    for seed in range(8):
+    for seed in range(8 if device.type == "cuda" else 2):  # the interpreter takes a second each
         logits = draw(b, v, device=device, dtype=dtype, seed=seed) * 3
         key = torch.arange(b, device=device) * 977 + seed
         drawn = []
