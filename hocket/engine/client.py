@@ -272,7 +272,7 @@ class AsyncEngine:
 
 def _light(request: SpeechRequest) -> bool:
     """Whether to prepare it takes no longer than a thread waits for the interpreter, which a busy event loop
-    keeps for milliseconds: 64 requests at once waited for 0.3 s, and take 7 ms one after the other."""
+    keeps for milliseconds (benches/prepare.py)."""
     return request.reference is None and request.chat is None and len(request.text) <= _LIGHT_CHARS
 
 
