@@ -18,14 +18,16 @@ from huggingface_hub import errors as hf
 from safetensors import SafetensorError, safe_open
 
 from hocket.errors import StartupError, clip
+from hocket.nn.synthetic import DRAWN
 
 Source = Literal["auto", "huggingface", "modelscope", "local"]
 
 SOURCES: tuple[Source, ...] = get_args(Source)
 SOURCE_VARIABLE = "HOCKET_MODEL_SOURCE"
 
-PATTERNS = ["*.json", "*.safetensors", "*.txt"]
-"""What is downloaded, from sub-folders too: configs, vocabularies, merges, and weights in one format."""
+PATTERNS = ["*.json", "*.jinja", "*.safetensors", "*.txt", "pytorch_model.bin", "audiovae.pth"]
+"""What is downloaded, from sub-folders too: configs, templates, vocabularies, merges, and weights
+in one format; the last two are VoxCPM's."""
 
 
 def resolve_model(name: str | Path, source: Source = "auto", revision: str | None = None) -> Path:
@@ -130,6 +132,8 @@ ELSEWHERE = f"check the connection, set {SOURCE_VARIABLE}=modelscope, {LOCAL}"
 
 # --- is it whole? ------------------------------------------------------------------------------
 
+OTHERS = ("pytorch_model.bin", DRAWN)  # weights of VoxCPM-0.5B as published, and random ones that are drawn
+
 
 def check_whole(name: str, folder: Path) -> None:
     """Check that the folder has a config and weights, and that no weight file is missing or cut short."""
@@ -149,7 +153,7 @@ def check_whole(name: str, folder: Path) -> None:
         missing = sorted({shard for shard in shards.values() if index.parent / shard not in weights})
         if missing:
             fail(name, f"{index.parent} is incomplete: it has no {', '.join(missing)}; download it again")
-    if not any(file.parent == folder for file in weights):
+    if not any(file.parent == folder for file in weights) and not any((folder / n).is_file() for n in OTHERS):
         fail(name, f"{folder} has no *.safetensors file; other weight formats are not read")
     for file in weights:
         problem = defect(file)

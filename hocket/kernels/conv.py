@@ -47,14 +47,15 @@ def carry_triton(
     joined = x.new_empty(reach + t, *x.shape[1:])
     columns = min(1024, next_power_of_2(c))
     rows = max(1, 4096 // columns)
+    kept = next_power_of_2(reach)
+    aside = max(16, min(128, 4096 // kept, next_power_of_2(c)))
+    pasts = b * -(-c // aside)
     alpha, gain = (x, x) if activation is None else activation
-    _carry[(-(-(reach + t) * b // rows), -(-c // columns))](
-        x, past, slots, alpha, gain, slots if skip is None else skip, joined, (reach + t) * b, reach, b, c,
+    _carry[(pasts + -(-t * b // rows) * -(-c // columns),)](
+        x, past, slots, alpha, gain, slots if skip is None else skip, joined, t, reach, b, c, pasts,
         SNAKE=activation is not None, SKIP=skip is not None, ROWS=rows, COLUMNS=columns,
-        num_warps=4, **overlap(x),
+        KEPT=kept, ASIDE=aside, num_warps=4, **overlap(x),
     )  # fmt: skip
-    # In a launch of its own: a row's new past may lie where another's old one is still to be read.
-    past.index_copy_(0, slots, joined[t:].transpose(0, 1))
     return joined
 
 
@@ -163,29 +164,52 @@ def _snake(value, alpha, gain, inside):
     return value + sine_squared(value * tl.load(alpha, inside, 0.0)) * tl.load(gain, inside, 0.0)
 
 
-@triton.jit(do_not_specialize=["count", "reach", "b"])
+@triton.jit
+def _arrived(
+    x, alpha, gain, skip, step, stream, column, b, c, inside, SNAKE: tl.constexpr, SKIP: tl.constexpr
+):
+    """What a chunk gives at steps [r, 1] and streams [r, 1] or [1, 1]."""
+    value = tl.load(x + (step.to(tl.int64) * b + stream) * c + column, inside, 0.0)
+    if SNAKE:
+        value = _snake(value.to(tl.float32), alpha + column, gain + column, column < c).to(value.dtype)
+    if SKIP:
+        value = tl.where(step >= tl.load(skip + stream, stream < b, 0), value, 0.0).to(value.dtype)
+    return value
+
+
+@triton.jit(do_not_specialize=["t", "reach", "b", "pasts"])
 def _carry(
-    x, past, slots, alpha, gain, skip, joined, count, reach, b, c,
-    SNAKE: tl.constexpr, SKIP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
+    x, past, slots, alpha, gain, skip, joined, t, reach, b, c, pasts,
+    SNAKE: tl.constexpr, SKIP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    KEPT: tl.constexpr, ASIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)  # step * b + stream; int32, for its division
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    inside = (row[:, None] < count) & (column < c)
-    step = row // b
-    stream = row - step * b
-    slot = tl.load(slots + stream, row < count, 0)
-    old = step[:, None] < reach
-    kept = tl.load(past + (slot * reach + step)[:, None] * c + column, inside & old, 0.0)
-    value = tl.load(x + (row - reach * b).to(tl.int64)[:, None] * c + column, inside & (old == 0), 0.0)
-    if SNAKE:
-        value = _snake(value.to(tl.float32), alpha + column, gain + column, column < c).to(kept.dtype)
-    if SKIP:
-        late = step - reach >= tl.load(skip + stream, row < count, 0)
-        value = tl.where(late[:, None], value, 0.0).to(kept.dtype)
-    tl.store(joined + row.to(tl.int64)[:, None] * c + column, tl.where(old, kept, value), inside)
+    program = tl.program_id(0)
+    if program < pasts:  # some channels of one stream's past; no other program touches them
+        stream = program % b
+        column = (program // b) * ASIDE + tl.arange(0, ASIDE)[None, :]
+        row = tl.arange(0, KEPT)[:, None]
+        inside = (row < reach) & (column < c)
+        at = past + (tl.load(slots + stream) * reach + row) * c + column
+        old = tl.load(at, inside, 0.0)
+        shifted = tl.load(at + t.to(tl.int64) * c, inside & (row + t < reach), 0.0)
+        fresh = inside & (row + t >= reach)
+        new = _arrived(
+            x, alpha, gain, skip, row + t - reach, stream + 0 * row, column, b, c, fresh, SNAKE, SKIP
+        )  # fmt: skip
+        tl.store(joined + (row.to(tl.int64) * b + stream) * c + column, old, inside)
+        tl.debug_barrier()  # the past is written over only when all of it has been read
+        tl.store(at, tl.where(fresh, new, shifted), inside)
+    else:
+        lines = tl.cdiv(t * b, ROWS)
+        line = (program - pasts) % lines * ROWS + tl.arange(0, ROWS)[:, None]  # int32, for its division
+        channel = (program - pasts) // lines * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+        here = (line < t * b) & (channel < c)
+        step = line // b
+        value = _arrived(x, alpha, gain, skip, step, line - step * b, channel, b, c, here, SNAKE, SKIP)
+        tl.store(joined + (line + reach * b).to(tl.int64) * c + channel, value, here)
 
 
 @triton.jit(do_not_specialize=["m", "b", "shift"])

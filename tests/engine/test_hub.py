@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 
 from hocket.engine.hub import PATTERNS, SOURCE_VARIABLE, resolve_model
 from hocket.errors import StartupError
+from hocket.nn.synthetic import DRAWN
 
 NAME = "ada/tiny-tts"
 
@@ -218,6 +219,13 @@ def test_incomplete_folder_is_refused(model: Path, spoil: Callable[[Path], objec
 def test_sharded_weights_are_whole(model: Path) -> None:
     (model / "model.safetensors").rename(model / "m-1.safetensors")
     (model / "model.safetensors.index.json").write_text('{"weight_map": {"weight": "m-1.safetensors"}}')
+    assert resolve_model(model) == model
+
+
+@pytest.mark.parametrize("other", ["pytorch_model.bin", DRAWN])
+def test_weights_in_other_files_are_taken(model: Path, other: str) -> None:
+    """VoxCPM-0.5B is published as a pickled file; random weights are drawn by whoever reads them."""
+    (model / "model.safetensors").rename(model / other)
     assert resolve_model(model) == model
 
 

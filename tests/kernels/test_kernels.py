@@ -301,7 +301,7 @@ def test_snake(c: int, dtype: torch.dtype, device: torch.device) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("active", [False, True], ids=["plain", "snake"])
 @pytest.mark.parametrize("skipped", [None, (0, 3), (5, 1)], ids=str)
-@pytest.mark.parametrize(("t", "reach", "c"), [(1, 6, 33), (7, 2, 16), (2, 54, 5)])
+@pytest.mark.parametrize(("t", "reach", "c"), [(1, 6, 33), (7, 2, 16), (2, 54, 5), (3, 4, 300)])
 def test_carry(
     t: int,
     reach: int,
