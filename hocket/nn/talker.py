@@ -39,7 +39,7 @@ from hocket.nn.sampler import NARROW, NUCLEUS, WIDE, DrawOptions, Repetition, dr
 from hocket.nn.staging import to_device
 from hocket.nn.transformer import LayerWeights, Shape, decoder_layer, read_layer
 
-WHOLE = 0  # rows up to which the code predictor is one kernel: 16, once whole frames with it have run
+WHOLE = 16  # rows up to which the code predictor is one kernel
 STACK = 0  # ... and the backbone, whose kernel has not run on a GPU yet
 log = logging.getLogger(__name__)
 
