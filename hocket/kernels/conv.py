@@ -7,6 +7,8 @@ shifted rows.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -117,7 +119,31 @@ def conv_triton(
     out = joined.new_empty(rate * t, b, c_out)
     alpha, gain = (bias, bias) if activation is None else activation
     m = t * b
-    rows, warps = 128, 8
+    rows, columns, half_more, warps = tile(m, n, c_out, rate)
+    depth = min(64, max(16, next_power_of_2(c_in) if c_in < 64 else 64 if c_in % 64 == 0 else 32))
+    wide = columns + columns // 2 if half_more else columns
+    _conv[(-(-m // rows), -(-n // wide))](
+        joined, taps, bias, alpha, gain, out if residual is None else residual, out,
+        m, n, c_in, b, dilation * b, c_out,
+        TAPS=k, RATE=rate, SNAKE=activation is not None, ADD=residual is not None, EVEN=c_in % depth == 0,
+        ASIDE=c_out % wide == 0,
+        ROWS=rows, COLUMNS=columns, HALF_MORE=half_more, DEPTH=depth,
+        num_warps=warps, num_stages=3, **overlap(joined),
+    )  # fmt: skip
+    return out
+
+
+PROGRAMS = 132  # multiprocessors of an H100 or H200
+
+
+def tile(m: int, n: int, c_out: int, rate: int) -> tuple[int, int, bool, int]:
+    """How a product [m, k] x [k, n] is cut: rows, columns, whether half as many columns more, warps.
+
+    Published widths are 96 times a power of two; with 64 + 32 or 128 + 64 columns nothing is computed in
+    vain, and rows, which are read again for each tile of columns, are read less often. Measured in
+    docs/performance.md.
+    """
+    rows, warps, half_more = 128, 8, False
     if n <= 32:
         columns = max(16, next_power_of_2(n))
     elif rate > 1:  # within one phase, so that outputs of a row lie side by side
@@ -125,19 +151,17 @@ def conv_triton(
     else:
         columns = 128 if n % 128 == 0 or n < 128 else 64
     # Small products: smaller tiles, so that more multiprocessors have one.
-    if -(-m // rows) * -(-n // columns) < 132:
+    if -(-m // rows) * -(-n // columns) < PROGRAMS:
         rows = 16 if m <= 16 else 32
+    elif c_out == 96:
+        columns, half_more, warps = 64, True, 4
+    elif c_out % 192 == 0:
+        turns = -(-m // 256) * (n // 192) / PROGRAMS  # one program a multiprocessor at a time
+        if turns / math.ceil(turns) > 0.9:
+            rows, columns, half_more = 256, 128, True
     if rows * columns <= 4096:
         warps = 4
-    depth = min(64, max(16, next_power_of_2(c_in) if c_in < 64 else 64 if c_in % 64 == 0 else 32))
-    _conv[(-(-m // rows), -(-n // columns))](
-        joined, taps, bias, alpha, gain, out if residual is None else residual, out,
-        m, n, c_in, b, dilation * b, c_out,
-        TAPS=k, RATE=rate, SNAKE=activation is not None, ADD=residual is not None, EVEN=c_in % depth == 0,
-        ASIDE=c_out % columns == 0,
-        ROWS=rows, COLUMNS=columns, DEPTH=depth, num_warps=warps, num_stages=3, **overlap(joined),
-    )  # fmt: skip
-    return out
+    return rows, columns, half_more, warps
 
 
 def conv(
@@ -216,45 +240,72 @@ def _carry(
 def _conv(
     joined, taps, bias, alpha, gain, residual, out, m, n, c_in, b, shift, c_out,
     TAPS: tl.constexpr, RATE: tl.constexpr, SNAKE: tl.constexpr, ADD: tl.constexpr, EVEN: tl.constexpr,
-    ASIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PDL: tl.constexpr,
+    ASIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALF_MORE: tl.constexpr,
+    DEPTH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+    MORE: tl.constexpr = COLUMNS // 2
     line = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row = line.to(tl.int64)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    first = tl.program_id(1) * (COLUMNS + MORE if HALF_MORE else COLUMNS)
+    column = first + tl.arange(0, COLUMNS)
+    further = first + COLUMNS + tl.arange(0, MORE)
     deep = tl.arange(0, DEPTH)
-    here, there = row[:, None] < m, column[None, :] < n
-    type = joined.dtype.element_ty
+    here, there, yonder = row[:, None] < m, column[None, :] < n, further[None, :] < n
     blocks = tl.cdiv(c_in, DEPTH)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    more = tl.zeros([ROWS, MORE], tl.float32)
     for i in range(0, TAPS * blocks):
         tap = i // blocks
         channel = (i - tap * blocks) * DEPTH + deep
         a_at = joined + (row + tap.to(tl.int64) * shift)[:, None] * c_in + channel[None, :]
-        w_at = taps + (tap * c_in + channel)[:, None] * n + column[None, :]
+        w_at = taps + (tap * c_in + channel)[:, None] * n
+        within = channel[:, None] < c_in
         a = tl.load(a_at, here if EVEN else here & (channel[None, :] < c_in), 0.0)
-        w = tl.load(w_at, there if EVEN else there & (channel[:, None] < c_in), 0.0)
+        w = tl.load(w_at + column[None, :], there if EVEN else there & within, 0.0)
         total = tl.dot(a, w, total, input_precision="ieee")
+        if HALF_MORE:
+            w = tl.load(w_at + further[None, :], yonder if EVEN else yonder & within, 0.0)
+            more = tl.dot(a, w, more, input_precision="ieee")
+    _put(
+        total, column, bias, alpha, gain, residual, out, line, m, n, b, c_out,
+        RATE, SNAKE, ADD, ASIDE, COLUMNS,
+    )  # fmt: skip
+    if HALF_MORE:
+        _put(
+            more, further, bias, alpha, gain, residual, out, line, m, n, b, c_out,
+            RATE, SNAKE, ADD, ASIDE, MORE,
+        )  # fmt: skip
+
+
+@triton.jit
+def _put(
+    total, column, bias, alpha, gain, residual, out, line, m, n, b, c_out,
+    RATE: tl.constexpr, SNAKE: tl.constexpr, ADD: tl.constexpr, ASIDE: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """What follows the sums [r, COLUMNS] of rows `line` and features `column`."""
+    type = out.dtype.element_ty
+    inside = (line[:, None] < m) & (column[None, :] < n)
     # Rounded where the twin rounds: after the bias, after the activation, after the residual.
     total = (total + tl.load(bias + column, column < n, 0.0).to(tl.float32)[None, :]).to(type)
     # Written so that the compiler sees neighbours and moves 16 bytes at a time.
     if RATE == 1:
         phase, channel = 0 * column, column
     elif ASIDE:
-        phase = tl.program_id(1) * COLUMNS // c_out
+        phase = tl.min(column, 0) // c_out
         channel = column - phase * c_out
         phase += 0 * column
     else:
         phase, channel = column // c_out, column % c_out
     if SNAKE:
-        total = _snake(total.to(tl.float32), (alpha + channel)[None, :], (gain + channel)[None, :], there).to(
-            type
-        )
+        total = _snake(
+            total.to(tl.float32), (alpha + channel)[None, :], (gain + channel)[None, :], column[None, :] < n
+        ).to(type)
     step = line // b  # int32, for its division
     place = (step[:, None] * RATE + phase[None, :]) * b + (line - step * b)[:, None]
     at = place.to(tl.int64) * c_out + channel[None, :]
     if ADD:
-        total = (total.to(tl.float32) + tl.load(residual + at, here & there, 0.0).to(tl.float32)).to(type)
-    tl.store(out + at, total, here & there)
+        total = (total.to(tl.float32) + tl.load(residual + at, inside, 0.0).to(tl.float32)).to(type)
+    tl.store(out + at, total, inside)

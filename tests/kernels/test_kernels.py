@@ -341,3 +341,13 @@ def test_conv(
         arguments = joined, taps, bias, dilation, rate, activation, added
         full = *wide(joined, taps, bias), dilation, rate, activation, None if added is None else added.float()
         close(conv_triton(*arguments), conv_torch(*arguments), conv_torch(*full))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("t", "k", "c_out", "rate"), [(20, 3, 96, 1), (9, 2, 48, 2), (9, 2, 16, 3)])
+def test_conv_with_half_as_many_columns_more(
+    t: int, k: int, c_out: int, rate: int, dtype: torch.dtype, device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("hocket.kernels.conv.tile", lambda *_: (16, 32, True, 4))
+    test_conv(t, k, 24, c_out, 1, rate, dtype, device)
