@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -61,13 +61,18 @@ def unrecorded() -> Iterator[None]:
 
 
 def run(
-    runner: AutoregressiveRunner, jobs: list[tuple[int, Job]], chunks: list[Chunk]
+    runner: AutoregressiveRunner,
+    jobs: list[tuple[int, Job]],
+    chunks: list[Chunk],
+    aborts: Iterable[tuple[int, str]] = (),
 ) -> dict[str, np.ndarray]:
-    """Start each job at its tick; codes of each."""
-    waiting, tick = list(jobs), 0
+    """Start each job at its tick, abort some at theirs; codes of each."""
+    waiting, ends, tick = list(jobs), list(aborts), 0
     while waiting or runner.jobs():
         while waiting and waiting[0][0] <= tick:
             runner.start(waiting.pop(0)[1], {})
+        while ends and ends[0][0] <= tick:
+            runner.abort(ends.pop(0)[1])
         runner.tick(time.monotonic())
         if runner.device.type == "cuda":
             torch.cuda.synchronize()  # a turn is a step, so that who shares one is the same every time
@@ -135,25 +140,26 @@ def waveform(device: torch.device, folder: Path) -> dict[str, Any]:
     return {"codec fp32, largest difference from the CPU": error, "codec peak": out["cpu"].abs().max().item()}
 
 
-def full_size(model: Model, program: TalkerProgram) -> dict[str, Any]:
-    lengths = [40, 12, 25, 33, 7, 18, 50, 21, 9, 30, 5, 44]
-    limits = AutoregressiveLimits(
-        slots=8, max_batch=8, kv_blocks=65, in_flight=2
-    )  # tight: some are preempted
-    outputs = []
+def full_size(model: Model, program: TalkerProgram, most: int = 256) -> dict[str, Any]:
+    """Some 1.5 jobs for each of `most` rows that join one after another, of many lengths; every ninth is
+    aborted on its way, and blocks are so few that some must give way and are run again."""
+    jobs = most + most // 2
+    lengths = [8 + 37 * i % 50 for i in range(jobs)]
+    limits = AutoregressiveLimits(slots=most, max_batch=most, kv_blocks=3 * most, in_flight=2)
+    outputs, used = [], []
     for eager in (False, True):
-        jobs = [(4 * i, model.job(i, n)) for i, n in enumerate(lengths)]
+        prepared = [(i // 8, model.job(i, n)) for i, n in enumerate(lengths)]
+        ends = [(start + 6, job.id) for i, (start, job) in enumerate(prepared) if i % 9 == 4]
         chunks: list[Chunk] = []
         runner = AutoregressiveRunner("talker", program, limits, model.device, chunks.append)
-        if eager:
-            with unrecorded():
-                codes = run(runner, jobs, chunks)
-        else:
-            codes = run(runner, jobs, chunks)
-        outputs.append([codes[job.id] for _, job in jobs])
-        preempted = runner.stats.preemptions
-    equal = sum(np.array_equal(a, b) for a, b in zip(*outputs, strict=True))
+        with unrecorded() if eager else nullcontext():
+            codes = run(runner, prepared, chunks, ends)
+        outputs.append([codes.get(job.id) for _, job in prepared])
+        used.append({key[0] for key in runner._graphs._steps} if runner._graphs is not None else set())
+    equal = sum(a is b or np.array_equal(a, b) for a, b in zip(*outputs, strict=True))
     return {
-        "bf16 1.7b, sampled, graphs against eager": f"{equal} of {len(lengths)}",
-        "preemptions": preempted,
+        "bf16 1.7b, sampled, graphs against eager": f"{equal} of {jobs}",
+        "preemptions": runner.stats.preemptions,
+        "aborted": len(ends),
+        "batch sizes": sorted(used[0]),
     }
