@@ -144,8 +144,8 @@ def full_size(model: Model, program: TalkerProgram, most: int = 256) -> dict[str
     """Some 1.5 jobs for each of `most` rows that join one after another, of many lengths; every ninth is
     aborted on its way, and blocks are so few that some must give way and are run again."""
     jobs = most + most // 2
-    lengths = [8 + 37 * i % 50 for i in range(jobs)]
-    limits = AutoregressiveLimits(slots=most, max_batch=most, kv_blocks=2 * most, in_flight=2)
+    lengths = [24 + 37 * i % 50 for i in range(jobs)]
+    limits = AutoregressiveLimits(slots=most, max_batch=most, kv_blocks=4 * most, in_flight=2)
     outputs, used = [], []
     for eager in (False, True):
         prepared = [(i // 8, model.job(i, n)) for i, n in enumerate(lengths)]
