@@ -145,7 +145,7 @@ def full_size(model: Model, program: TalkerProgram, most: int = 256) -> dict[str
     aborted on its way, and blocks are so few that some must give way and are run again."""
     jobs = most + most // 2
     lengths = [24 + 37 * i % 50 for i in range(jobs)]
-    limits = AutoregressiveLimits(slots=most, max_batch=most, kv_blocks=4 * most, in_flight=2)
+    limits = AutoregressiveLimits(slots=most, max_batch=most, kv_blocks=5 * most // 2, in_flight=2)
     outputs, used = [], []
     for eager in (False, True):
         prepared = [(i // 8, model.job(i, n)) for i, n in enumerate(lengths)]
