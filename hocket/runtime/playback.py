@@ -33,13 +33,21 @@ class PlaybackClock:
 
 
 def chunk_frames(
-    pending: int, *, ended: bool, first: int, slack_s: float | None, frame_s: float, largest: int
+    pending: int,
+    *,
+    ended: bool,
+    first: int,
+    slack_s: float | None,
+    frame_s: float,
+    largest: int,
+    pace_s: float | None = None,
 ) -> int:
     """Frames the codec should decode now for a stream with `pending` frames; 0 to wait for more.
 
-    first: size wanted for the first chunk. slack_s: None before the first chunk. The size wanted
-    grows with slack, as far as waiting for that many frames at the worst tolerable speed (real
-    time) leaves `MARGIN_S` in hand. What is decoded is a size of `CHUNK_FRAMES` no larger than
+    first: size wanted for the first chunk. slack_s: None before the first chunk. pace_s: how long a frame of
+    this stream has taken to come so far, None when that is not known. The size wanted grows with slack, as
+    far as waiting for that many frames, at half the speed seen or in real time, whichever is faster, leaves
+    half of the slack in hand, or `MARGIN_S`. What is decoded is a size of `CHUNK_FRAMES` no larger than
     `pending`; at the end of a stream nothing is waited for.
     """
     if pending == 0:
@@ -47,7 +55,8 @@ def chunk_frames(
     if slack_s is None:
         wanted = max(1, first)
     else:
-        wanted = max(1, int((slack_s - MARGIN_S) / frame_s))
+        wait_s = frame_s if pace_s is None else min(frame_s, 2 * pace_s)
+        wanted = max(1, int((slack_s - min(MARGIN_S, slack_s / 2)) / max(wait_s, 1e-6)))
     wanted = min(wanted, largest)
     if pending < wanted and not ended:
         return 0

@@ -51,6 +51,37 @@ def test_waiting_at_real_time_speed_never_runs_a_listener_dry(slack_s: float, pe
     assert waited == 0 or slack_s - waited >= MARGIN_S - FRAME_S
 
 
+@given(st.floats(0, 30), st.integers(1, 64), st.floats(0.001, 1))
+def test_waiting_at_half_the_speed_seen_leaves_half_of_the_slack(
+    slack_s: float, pending: int, pace_s: float
+) -> None:
+    waited, wait_s = 0.0, min(FRAME_S, 2 * pace_s)
+    left = min(MARGIN_S, slack_s / 2)
+    while not chunk_frames(
+        pending, ended=False, first=0, slack_s=slack_s - waited, frame_s=FRAME_S, largest=32, pace_s=pace_s
+    ):
+        waited += wait_s
+        pending += 1
+    assert waited == 0 or slack_s - waited >= left - wait_s
+
+
+def test_a_fast_talker_has_its_chunks_grow_from_the_second_on() -> None:
+    """10 ms a frame: 16 frames in five chunks, where trust in real time alone gives five of one frame."""
+    made, heard, now, sizes = 1, 0, 0.0, []
+    while sum(sizes) < 30:
+        slack = 0.08 * heard - now if heard else None
+        count = chunk_frames(
+            made - heard, ended=False, first=0, slack_s=slack, frame_s=FRAME_S, largest=8, pace_s=0.01
+        )
+        if count:
+            sizes.append(count)
+            heard += count
+        else:
+            now += 0.01
+            made += 1
+    assert sizes[:5] == [1, 1, 2, 4, 8]
+
+
 def test_slack_is_audio_in_hand() -> None:
     clock = PlaybackClock()
     assert clock.slack(5.0) == 0
