@@ -79,6 +79,7 @@ class Chat:
     modalities: Sequence[str] | None = None  # what the answer is made of; None: all that can be had
     sampling: Sampling = field(default_factory=Sampling)  # of its text; `inner_` fields mean nothing here
     max_tokens: int | None = None  # of text
+    stops: Sequence[str] = ()  # strings that end its text, which none of them is part of
     tools: Sequence[Mapping[str, Any]] = ()
     audio_in_video: bool = False  # films are heard too, in step with their frames
 
@@ -220,6 +221,7 @@ class Stage:
     gives: ChunkKind
     feeds: tuple[str, ...]  # stage names, or CLIENT
     optional: bool = False  # a profile may leave it out: requests that need it are then refused
+    options: tuple[str, ...] = ()  # what `Family.load` takes for it beyond the rest: "shard", "float8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +294,7 @@ class PagedKV:
 
 
 NOTHING = -1  # of `Prompt.frames_ready`
+TILE = 32  # rows of one slot that attention takes together in prefill, at most
 
 
 class Prompt(Protocol):
@@ -303,6 +306,42 @@ class Prompt(Protocol):
     def frames_ready(self) -> int | None:
         """Frames that can be made with what has arrived; None: no limit. While it is 0 the rows may
         still grow, and the job waits without a slot. NOTHING: none, ever; the job ends without a frame."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """A job on its way into a slot. frames [k, ...] are those it has already made; k is 0 at first."""
+
+    slot: int
+    job: Job
+    prompt: Any
+    frames: np.ndarray
+
+
+@dataclass(slots=True)
+class Span:
+    """Input rows start … stop of one job: its prompt's, then one for each of its frames [k, ...]."""
+
+    prompt: Any
+    frames: np.ndarray
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class Places:
+    """Where the m rows of one prefill go. Rows of one slot stand side by side and in order.
+
+        slot      1  1  1  1  4  4  0
+        position  0  1  2  3  8  9  0
+        tile      (0, 4)      (4, 2)  (0, 0)
+
+    A slot may come in several calls, each of which goes on where the last ended.
+    """
+
+    slot: Tensor  # int32 [m]      0: padding
+    position: Tensor  # int32 [m]  in the slot's cache; 0 where padding
+    tile: Tensor  # int32 [tiles, 2]  first row, and how many of one slot, `TILE` at most; 0: none
 
 
 class StepOutput(msgspec.Struct):
@@ -344,19 +383,19 @@ class AutoregressiveProgram(Protocol):
         """Bring what these slots read frame by frame up to date with their prompts. Called before a step,
         once for all of its jobs whose text has grown."""
 
-    def join(self, state: Any, slot: int, job: Job, prompt: Any, frames: np.ndarray) -> None:
-        """Write the slot's row for a job that has already made `frames` [k, ...] (k is 0 at first).
+    def join(self, state: Any, entries: Sequence[Entry]) -> None:
+        """Write the slots' rows for jobs that enter together. Rows are at their fill, but for the cache.
 
         The last input row goes into the state: prefill runs all rows but that one, and the first
         step takes it, so that the first frame is made like every other.
         """
 
-    def rows(self, prompt: Any, frames: np.ndarray, start: int, stop: int) -> Tensor:
-        """Input rows [stop - start, d] of the prompt followed by one row for each frame made."""
+    def rows(self, spans: Sequence[Span]) -> Tensor:
+        """Input rows [m, d] of all spans, one behind the other."""
 
-    def prefill(self, state: Any, slots: Tensor, x: Tensor, count: Tensor, context: int) -> None:
-        """Run x [b, n, d] (count[b] valid rows each) at the slots' positions; advances them.
-        `context` bounds every position after it."""
+    def prefill(self, state: Any, x: Tensor, places: Places, context: int) -> None:
+        """Run x [m, d] at its places. `context` bounds every position + 1. What the cache holds grows; its
+        `position`, where the first step goes on, is the runtime's."""
 
     def step(self, state: Any, slots: Tensor, context: int, variant: int) -> StepOutput:
         """Make one frame for each slot of slots [b] (0 pads). `context` bounds every position + 1."""
@@ -369,6 +408,23 @@ class HandsOver(Protocol):
     def hand_over(self, state: Any, slot: int, prompt: Any) -> dict[str, Tensor]:
         """Named tensors that go to the readers as one ROWS chunk before the first frame; empty: no chunk.
         Called once the prompt's rows have been launched. Rows of a shared prefix count too."""
+
+
+@runtime_checkable
+class Watches(Protocol):
+    """An autoregressive program that looks at what its jobs make before anyone is given it."""
+
+    def watch(self, prompt: Any, frames: np.ndarray, last: bool) -> tuple[np.ndarray, bool]:
+        """frames [k, ...] of a job as they are made, none or one -> those that may go on now, and whether the
+        job ends with them. What is held back goes on later. last: the job ends anyway."""
+
+
+@runtime_checkable
+class Heavy(Protocol):
+    """An autoregressive program whose prefill takes long beside its step. While nobody listens, so many rows
+    of new prompts run between two steps, not all: the first of a burst need not wait for the last."""
+
+    burst_rows: int
 
 
 @runtime_checkable
@@ -476,5 +532,10 @@ class Family(Protocol):
     def used_stages(self, folder: Path) -> tuple[str, ...]:
         """Names of the stages this checkpoint needs; others are not loaded."""
 
-    def load(self, stage: str, folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
-        """The stage's program with its weights on the device."""
+    def load(self, stage: str, folder: Path, device: torch.device, dtype: torch.dtype, **options: Any) -> Any:
+        """The stage's program with its weights on the device.
+
+        options: of those that the stage names, the ones that are wanted. `shard`, a
+        `hocket.nn.parallel.Shard`: the part of the weights to load; `float8` True: what is large is held in
+        float8_e4m3fn.
+        """

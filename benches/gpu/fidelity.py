@@ -47,6 +47,7 @@ def forced_logits(program: TalkerProgram, state: Any, slots: Tensor, codes: Tens
         seen.append(logits.float())
         return None if table is None else table[out]
 
+    program.whole = program.clustered = None  # they draw by themselves
     kept, talker_module.draw_code = talker_module.draw_code, draw
     try:
         program.step(state, slots, CONTEXT_BLOCKS * 16, 0)

@@ -50,15 +50,15 @@ class Memory(threading.Thread):
     def __init__(self) -> None:
         super().__init__(daemon=True)
         self.samples: list[tuple[float, int]] = []
-        self._stop = threading.Event()
+        self._over = threading.Event()
         self._begin = time.monotonic()
 
     def run(self) -> None:
-        while not self._stop.wait(0.5):
+        while not self._over.wait(0.5):
             self.samples.append((round(time.monotonic() - self._begin, 1), used_mib()))
 
     def stop(self) -> None:
-        self._stop.set()
+        self._over.set()
         self.join()
 
 

@@ -1,10 +1,12 @@
 """Qwen3-Omni: does the device speak as published, what does a frame cost, and what does a caller get?
 
-    python -m benches.gpu.omni [check] [frame] [served] [--size 30b] [--callers 1 16 64] [--profile NAME]
+    python -m benches.gpu.omni [check] [frame] [served] [--callers 1 16 64] [--works 0 1] [--profile NAME]
+        [--set thinker.weights=float8] [--spans spans.json]      # python -m benches.gpu.timeline draw …
 
 Question   codes and waves of the golden files in fp32 through kernels and graphs (check); milliseconds of a
            Talker step and of a Code2Wav step in bf16 (frame); requests a second, time to first sound and RTF
-           of equal work: 150 tokens of prompt, 40 of text, 150 frames (12 s), and 150 / 14 / 45 (served).
+           of equal work, 150 tokens of prompt, 40 of text, 150 frames (12 s), and 150 / 14 / 45, and what
+           each stage does for it (served).
 Regime     memory: experts and weights are read once a step, whatever the batch.
 Ceiling    bytes over 4.3 TB/s, with the experts that uniform routing visits on average; the seed's three GPUs
            gave 11.7 requests a second at 64 callers, first sound after 632 ms.
@@ -15,8 +17,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
@@ -47,6 +52,7 @@ GREEDY = DrawInput(temperature=0, top_k=0, top_p=1)
 WORK = ((150, 40, 150), (150, 14, 45))  # tokens of prompt and of text, frames
 CONTEXT = 400
 REPEAT = 30
+LETTERS = "bcdfghjklopqvwxz"  # no two of them are one token
 
 
 # --- check -------------------------------------------------------------------------------------
@@ -180,16 +186,26 @@ def frame(folder: Path, device: torch.device, batches: list[int]) -> dict[str, A
 # --- served ------------------------------------------------------------------------------------
 
 
-async def one(engine: AsyncEngine, request: SpeechRequest) -> tuple[float, float, float]:
-    """Seconds to the first sound, to the last, and of sound."""
-    began, first, last, samples = time.monotonic(), 0.0, 0.0, 0
+@dataclass
+class Took:
+    """One request: seconds to the first sound and to the last, of sound, and when it ended."""
+
+    first: float = 0.0
+    last: float = 0.0
+    sound: float = 0.0
+    ended: float = 0.0
+
+
+async def one(engine: AsyncEngine, request: SpeechRequest) -> Took:
+    began, took, samples = time.monotonic(), Took(), 0
     stream = await engine.submit(request)
     async for piece in stream.pieces():
         if isinstance(piece, Audio) and len(piece.samples):
-            last = time.monotonic() - began
-            first = first or last
+            took.last = time.monotonic() - began
+            took.first = took.first or took.last
             samples += len(piece.samples)
-    return first, last, samples / engine.info.sample_rate_hz
+    took.sound = samples / engine.info.sample_rate_hz
+    return took
 
 
 def asked(engine: AsyncEngine, prompt: int, tokens: int, frames: int, seed: int) -> SpeechRequest:
@@ -197,53 +213,178 @@ def asked(engine: AsyncEngine, prompt: int, tokens: int, frames: int, seed: int)
     rng = np.random.default_rng(seed)
 
     def chat(letters: int) -> Chat:
-        text = "".join(chr(97 + i) for i in rng.integers(0, 26, letters))
+        text = "".join(LETTERS[i] for i in rng.integers(0, len(LETTERS), letters))
         return Chat(messages=[Message(role="user", parts=[text])], max_tokens=tokens)
 
     there = engine.front_end.prepare(SpeechRequest(chat=chat(10))).text_tokens
     return SpeechRequest(chat=chat(prompt - there + 10), max_frames=frames, seed=seed)
 
 
-async def level(engine: AsyncEngine, callers: int, work: tuple[int, int, int]) -> dict[str, float]:
-    """A closed loop of so many callers, four requests each."""
-    numbers = iter(range(4 * callers))
-    results: list[tuple[float, float, float]] = []
+async def loop(
+    engine: AsyncEngine, callers: int, requests: list[SpeechRequest], gap_s: float = 0.0
+) -> list[Took]:
+    """A closed loop of so many callers, each of whom begins `gap_s` after the one before."""
+    left, results, began = iter(requests), list[Took](), time.monotonic()
 
-    async def caller() -> None:
-        for number in numbers:
-            results.append(await one(engine, asked(engine, *work, seed=number)))
+    async def caller(number: int) -> None:
+        await asyncio.sleep(number * gap_s)
+        for request in left:
+            took = await one(engine, request)
+            took.ended = time.monotonic() - began
+            results.append(took)
 
-    began = time.monotonic()
-    await asyncio.gather(*(caller() for _ in range(callers)))
-    wall = time.monotonic() - began
-    first = np.array([r[0] for r in results]) * 1e3
-    rtf = np.mean([last / seconds for _, last, seconds in results])
+    await asyncio.gather(*(caller(number) for number in range(callers)))
+    return results
+
+
+async def level(
+    engine: AsyncEngine, callers: int, work: tuple[int, int, int], rounds: int, gap_s: float = 0.0
+) -> dict[str, Any]:
+    """`rounds` requests a caller: what callers see, and what each stage did for it.
+
+    Requests are equal, so callers who begin together stay together, and all prompts come at once, round for
+    round. With a gap they come evenly; then the rate is that of the middle half of the time.
+    """
+    requests = [asked(engine, *work, seed=number) for number in range(rounds * callers)]
+    before = await counted(engine)
+    took = await loop(engine, callers, requests, gap_s)
+    after = await counted(engine)
+    wall = max(t.ended for t in took)
+    rate = len(took) / wall
+    if gap_s:
+        rate = sum(wall / 4 <= t.ended < wall * 3 / 4 for t in took) / (wall / 2)
+    first = np.array([t.first for t in took]) * 1e3
     return {
-        "requests_s": len(results) / wall,
-        "audio_s_s": sum(r[2] for r in results) / wall,
+        "requests_s": rate,
+        "audio_s_s": rate * took[0].sound,
         "ttfp_ms_p50": float(np.median(first)),
         "ttfp_ms_p99": float(np.quantile(first, 0.99)),
-        "rtf": float(rtf),
+        "rtf": float(np.mean([t.last / t.sound for t in took])),
+        "last_s": float(np.mean([t.last for t in took])),
+        "loop_cpu": (after.pop("loop") - before.pop("loop")) / wall,
+        "stages": {name: spent(before[name], after[name], wall) for name in after if after[name]["steps"]},
     }
 
 
-async def served(folder: Path, callers: list[int], **options: Any) -> dict[str, Any]:
-    """Each level of callers with each kind of work."""
+async def counted(engine: AsyncEngine) -> dict[str, Any]:
+    """Every stage's counters, added up over its replicas, from heartbeats younger than this call."""
+    assert engine.fleet is not None
+    seats = list(engine.fleet.seats.values())
+    old = [seat.status for seat in seats]
+    while any(seat.status is was for seat, was in zip(seats, old, strict=True)):
+        await asyncio.sleep(0.02)
+    status = engine.status()
+    names = ("steps", "rows", "step_seconds", "queued", "queue_seconds", "preemptions")
+    found: dict[str, Any] = {
+        stage: {name: sum(getattr(s, name) for s in all) for name in names}
+        for stage, all in status.stages.items()
+    }
+    return found | {"loop": status.overhead_seconds}
+
+
+def spent(before: dict[str, float], after: dict[str, float], wall: float) -> dict[str, float]:
+    """What a stage did between two counts. Its host's share is time inside the program: launching."""
+    grown = {name: after[name] - before[name] for name in after}
+    steps = max(grown["steps"], 1)
+    return {
+        "steps_s": grown["steps"] / wall,
+        "rows_a_step": grown["rows"] / steps,
+        "host_share": grown["step_seconds"] / wall,
+        "queue_ms": 1e3 * grown["queue_seconds"] / max(grown["queued"], 1),
+        "preemptions": grown["preemptions"],
+    }
+
+
+def shown(row: dict[str, Any]) -> str:
+    return "  ".join(f"{name} {value:.3g}" for name, value in row.items() if name != "stages")
+
+
+async def served(
+    folder: Path, works: list[int], callers: list[int], rounds: int, spans: Path | None, **options: Any
+) -> dict[str, Any]:
+    """Each kind of work at each level of callers; at the highest, what the device did when they began."""
     found: dict[str, Any] = {}
+    began = time.monotonic()
     async with AsyncEngine(folder, **options) as engine:
-        for work in WORK:
-            await level(engine, max(callers), work)  # captures what is captured when needed
+        found["ready_s"] = time.monotonic() - began
+        print(f"ready after {found['ready_s']:.1f} s", flush=True)
+        for work in (WORK[number] for number in works):
+            most = max(callers)
+            await loop(engine, most, [asked(engine, *work, seed=5000 + n) for n in range(most)])
             for count in callers:
-                row = await level(engine, count, work)
-                found[f"{work} at {count}"] = row
-                print(work, count, {k: round(v, 3) for k, v in row.items()}, flush=True)
-        found["stages"] = {
-            name: [
-                {"steps": s.steps, "ms": 1e3 * s.step_seconds / max(s.steps, 1), "rows": s.rows} for s in all
-            ]
-            for name, all in engine.status().stages.items()
-        }
+                together = await level(engine, count, work, rounds)
+                rows = {f"{work} at {count}": together}
+                if count > 1:
+                    apart = await level(engine, count, work, rounds + 1, together["last_s"] / count)
+                    rows[f"{work} at {count}, evenly"] = apart
+                for name, row in rows.items():
+                    print(f"{name}: {shown(row)}", flush=True)
+                    for stage, did in row["stages"].items():
+                        print(f"    {stage:9} {shown(did)}", flush=True)
+                found |= rows
+        if spans is not None:
+            found["device"] = await traced(engine, max(callers), WORK[works[0]], spans)
+            for lane, row in found["device"].items():
+                print(f"{lane:24} {shown(row)}", flush=True)
     return found
+
+
+# --- timeline ----------------------------------------------------------------------------------
+
+MARKS = {"_end_token": "thinker", "_end_frame": "talker", "_carry": "code2wav"}  # kernels of one stage
+
+
+async def traced(
+    engine: AsyncEngine, callers: int, work: tuple[int, int, int], out: Path
+) -> dict[str, dict[str, float]]:
+    """Record 0.5 s from when all callers begin -> by stage, the share of time in which its kernels ran.
+
+    Writes the spans to `out`, for `benches.gpu.timeline draw`.
+    """
+    requests = [asked(engine, *work, seed=1000 + n) for n in range(callers)]
+    folder = Path(mkdtemp())
+    await engine.start_trace()
+    running = asyncio.create_task(loop(engine, callers, requests))
+    await asyncio.sleep(0.5)
+    files = await engine.stop_trace(folder)
+    await running
+    spans, lanes = [], list[str]()
+    for file in files:
+        for lane, events in streams(json.loads(file.read_text())).items():
+            spans += [[len(lanes), at, ms, name] for at, ms, name in events]
+            lanes.append(lane if len(files) == 1 else f"{file.stem} {lane}")
+    first = min(span[1] for span in spans)
+    for span in spans:
+        span[1:3] = round(span[1] - first, 4), round(span[2], 4)
+    out.write_text(json.dumps({"clients": callers, "lanes": lanes, "spans": spans}))
+    wall = max(at + ms for _, at, ms, _ in spans)
+    busy = {
+        name: {"busy": sum(ms for lane, _, ms, _ in spans if lanes[lane] == name) / wall} for name in lanes
+    }
+    return busy | {"any": {"busy": covered([(at, at + ms) for _, at, ms, _ in spans]) / wall}}
+
+
+def streams(trace: dict[str, Any]) -> dict[str, list[tuple[float, float, str]]]:
+    """Kernels and copies of a Chrome trace by stage: start, length in ms, name."""
+    found: defaultdict[int, list[tuple[float, float, str]]] = defaultdict(list)
+    for event in trace["traceEvents"]:
+        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
+            stream = event["args"].get("stream", event["tid"])
+            found[stream].append((event["ts"] / 1e3, event["dur"] / 1e3, event["name"][:60]))
+    named = {}
+    for stream, events in found.items():
+        marks = Counter(stage for _, _, name in events for mark, stage in MARKS.items() if mark in name)
+        named[marks.most_common(1)[0][0] if marks else f"stream {stream}"] = sorted(events)
+    return named
+
+
+def covered(spans: list[tuple[float, float]]) -> float:
+    """How much time some of the spans cover."""
+    total, end = 0.0, float("-inf")
+    for start, stop in sorted(spans):
+        total += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return total
 
 
 def main() -> None:
@@ -252,6 +393,9 @@ def main() -> None:
     p.add_argument("--size", default="30b", choices=["tiny", "30b"])
     p.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64])
     p.add_argument("--callers", type=int, nargs="+", default=[1, 16, 64])
+    p.add_argument("--rounds", type=int, default=4, help="Requests of a caller.")
+    p.add_argument("--works", type=int, nargs="+", default=[0, 1], help="0: 12 s of sound, 1: 3.6 s.")
+    p.add_argument("--spans", type=Path, help="Where to put what the device did at the highest level.")
     p.add_argument("--profile", help="By default the family's own, on one device.")
     p.add_argument("--set", action="append", default=[], help="stage.field=value of the profile.")
     p.add_argument("--out", type=Path)
@@ -259,18 +403,20 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     found: dict[str, Any] = {}
     if "check" in a.parts:
-        found["check"] = check(device)
+        with torch.inference_mode():
+            found["check"] = check(device)
         print(found["check"], flush=True)
     if {"frame", "served"} & set(a.parts):
-        drawn = a.size != "tiny"
-        folder = synthetic.write_checkpoint(Path(mkdtemp()), size=a.size, never_ends=True, drawn=drawn)
+        folder = synthetic.write_checkpoint(Path(mkdtemp()), size=a.size, never_ends=True, drawn=True)
         if "frame" in a.parts:
             with torch.inference_mode():
                 found["frame"] = frame(folder, device, a.batches)
-            torch.cuda.empty_cache()
+            gc.collect()
+            torch.cuda.empty_cache()  # the worker is another process
         if "served" in a.parts:
             changes = dict(f"stages.{change}".split("=", 1) for change in a.set)
-            found["served"] = asyncio.run(served(folder, a.callers, profile=a.profile, overrides=changes))
+            options = {"profile": a.profile, "overrides": changes}
+            found["served"] = asyncio.run(served(folder, a.works, a.callers, a.rounds, a.spans, **options))
     if a.out is not None:
         a.out.write_text(json.dumps(found, indent=1))
     print(json.dumps(found))

@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hocket.kernels import attention, choice, cuda, linear, resident
+from hocket.kernels import attention, choice, cuda, linear
 from hocket.kernels.draw import DrawOptions
 from hocket.kernels.norm import rms_norm
 from hocket.kernels.resident import Backbone, Geometry, Predictor
@@ -37,15 +37,17 @@ from hocket.nn.rotary import rotary_tables
 from hocket.nn.talker import FrameTalker
 from hocket.nn.transformer import LayerWeights, Shape, decoder_layer
 
+CLUSTERS: dict[str, Any] = {"grid": 120, "cluster": 8}
 VARIANTS: dict[str, dict[str, Any]] = {
     "whole": {},
-    "whole, marks": {"few": 64},
+    "clusters": CLUSTERS,
     "backbone": {},
     "backbone, layers, library": {"skinny": 0},
     "backbone, layers, fused": {"skinny": 2},
     "layers, library": {"skinny": 0},
     "layers, fused": {"skinny": 2},
     "stamps": {"measure": "STAMPS"},
+    "clusters, stamps": CLUSTERS | {"measure": "STAMPS"},
     "no weights": {"measure": "NO_WEIGHTS"},
     "no meetings": {"measure": "NO_MEETINGS"},
     "backbone, stamps": {"measure": "STAMPS"},
@@ -57,7 +59,11 @@ FULL = {"d": 1024, "f": 3072, "heads": 16, "kv_heads": 8, "head_dim": 128, "laye
 OUTER = {"d": 2048, "f": 6144, "heads": 16, "kv_heads": 8, "head_dim": 128, "layers": 28}
 BLOCK, CONTEXT = 16, 200
 TINY = {"d": 64, "f": 128, "heads": 4, "kv_heads": 2, "head_dim": 16, "layers": 2, "vocab": 512}
-SMALL = {"grid": 8, "slot": 32768, "slots": 3}  # for TINY: programs that all have features of every product
+SMALL: dict[str, Any] = {
+    "grid": 8,
+    "slot": 32768,
+    "slots": 3,
+}  # for TINY: programs that all have features of every product
 BOOKS, EPS, SLOTS = 16, 1e-6, 257
 POINTS = (
     (0, 24, "qkv: rows in"), (24, 25, "qkv: product"), (25, 26, "qkv: sums meet"), (26, 1, "qkv: out"),
@@ -192,16 +198,16 @@ def small_steps_error(p: SimpleNamespace, device: torch.device) -> float:
     return max(error(torch.stack(seen, dim=1), reference(p, x, codes)))
 
 
-def exact_codes(device: torch.device) -> dict[str, str]:
+def exact_codes(device: torch.device, cluster: int) -> dict[str, str]:
     """fp32: codes of the kernel and of the twin, greedy and warm."""
     torch.backends.cuda.matmul.allow_tf32 = False
     p = made(TINY, torch.float32, device)
-    predictor = whole(p, **SMALL)
+    predictor = whole(p, **SMALL, cluster=cluster)
     found = {}
     choice._WANTED = "torch"
     try:
         for heat in (0.0, 0.9):
-            for b in (1, 5, 16, 40):
+            for b in (1, 5, 16, 33, 64):
                 x, o, slots, key = inputs(b, TINY["d"], torch.float32, device, heat)
                 codes = torch.full((2, b, BOOKS), -1, device=device)
                 predictor(x.clone(), o, slots, key, codes[0])
@@ -243,7 +249,6 @@ def one(name: str, batches: tuple[int, ...]) -> dict[str, Any]:
     device = torch.device("cuda")
     o = dict(VARIANTS[name])
     skinny = o.pop("skinny", None)
-    resident.FEW = o.pop("few", resident.FEW)
     found: dict[str, Any] = {}
     p = made(FULL, torch.bfloat16, device)
     if skinny is not None:
@@ -260,8 +265,8 @@ def one(name: str, batches: tuple[int, ...]) -> dict[str, Any]:
                 predictor(x, options, slots, key, torch.zeros(b, BOOKS, dtype=torch.int64, device=device))
             torch.cuda.synchronize()
             return found
-        if name.startswith("whole"):
-            found["exact"] = exact_codes(device)
+        if "measure" not in o:
+            found["exact"] = exact_codes(device, o.get("cluster", 1))
             found["check"] = check(p, predictor, device)
     for b in batches:
         try:
@@ -271,7 +276,7 @@ def one(name: str, batches: tuple[int, ...]) -> dict[str, Any]:
 
                 def call() -> None:
                     FrameTalker._predict_by_layers(p, x.clone(), options, slots, key, 0, codes)  # type: ignore[arg-type]  # noqa: B023
-            elif name == "stamps":
+            elif name.endswith("stamps"):
                 stamps = torch.zeros(b, BOOKS - 1, FULL["vocab"], dtype=torch.bfloat16, device=device)
                 cycles = torch.zeros(128, 32, dtype=torch.int64, device=device)
                 for _ in range(3):
@@ -375,7 +380,7 @@ def one_backbone(name: str, batches: tuple[int, ...]) -> dict[str, Any]:
         return backbone(s.x.clone(), s.cos, s.sin, kv, s.blocks, s.slots, s.position, s.index)
 
     if "no " not in name:
-        for b, context in ((1, 0), (1, 200), (3, 1000), (16, 200), (17, 70), (40, 33)):
+        for b, context in ((1, 0), (1, 200), (3, 1000), (9, 70), (16, 200)):
             s.rows(b, context)
             choice._WANTED = "torch"
             exact = s.by_layers(torch.float64, s.kv)
@@ -387,6 +392,8 @@ def one_backbone(name: str, batches: tuple[int, ...]) -> dict[str, Any]:
             found[f"error, b {b} context {context}"] = f"{error:.2e}, repeats {torch.equal(got, again)}"
             torch.cuda.synchronize()
     for b in batches:
+        if backbone is not None and b > backbone.geometry.most_rows:
+            break
         try:
             if name.endswith("stamps"):
                 s.rows(b, CONTEXT)
@@ -407,20 +414,19 @@ def one_backbone(name: str, batches: tuple[int, ...]) -> dict[str, Any]:
 
 def compiled(name: str) -> str:
     """Make a variant's machine code; the next process finds it on disk."""
-    o = {k: v for k, v in VARIANTS[name].items() if k != "few"}
+    o = VARIANTS[name]
     backbone = name.startswith("backbone")
     file = "backbone.cu" if backbone else "predictor.cu"
-    text = cuda.source("device.cuh", "phases.cuh", file)
+    text = cuda.source("device.cuh", "grid.cuh", "phases.cuh", file)
     begin = time.perf_counter()
     try:
         if backbone:
             geometries = [Geometry(**OUTER, half=True, **{"slot": 49152, "slots": 3} | o)]
         else:
-            geometries = [Geometry(**FULL, tokens=BOOKS, half=True, marked=m, **o) for m in (False, True)]
-            if name.startswith("whole"):
-                geometries += [
-                    Geometry(**TINY, **SMALL, tokens=BOOKS, half=False, marked=m) for m in (False, True)
-                ]
+            g = Geometry(**FULL, tokens=BOOKS, half=True, **o)
+            geometries = [g.roomy() if g.cluster > 1 else g]
+            if "measure" not in o:
+                geometries += [Geometry(**TINY, **SMALL, cluster=g.cluster, tokens=BOOKS, half=False)]
         for g in geometries:
             cuda.compile_cubin(text, g.defines, (9, 0))
     except cuda.Unavailable as e:

@@ -23,7 +23,9 @@ import torch
 from torch import Tensor
 
 from benches.gpu.frame import BANDWIDTH, event_ms, kernel_times
-from hocket.core import Job
+from hocket.core import TILE, Job, Places
+from hocket.kernels import moe as kernels
+from hocket.kernels.choice import compiling_ahead
 from hocket.kernels.moe import experts_torch, experts_triton, route_torch, route_triton
 from hocket.kernels.vocabulary import draw_any_torch, draw_any_triton
 from hocket.models.qwen3_omni import synthetic
@@ -50,28 +52,41 @@ def visited(experts: int, top_k: int, rows: int) -> float:
 
 
 def golden(device: torch.device) -> dict[str, Any]:
-    """Tokens of the tiny checkpoint in fp32, through kernels and graphs, against the published ones."""
+    """Tokens of the tiny checkpoint in fp32, through kernels and graphs, against the published ones; with
+    experts in float8, against those of the twins on the CPU."""
     folder = synthetic.write_checkpoint(Path(mkdtemp()))
-    config = read_model_config(folder)
-    program = ThinkerProgram(config, load_thinker(folder, config, device, torch.float32))
     result = {}
+    program = tiny(folder, device, False)
     for name in ("text", "turns", "tools"):
         expected = np.load(GOLDEN / f"thinker_{name}.npz")
-        made: list[int] = []
-        runner = AutoregressiveRunner(
-            "thinker",
-            program,
-            AutoregressiveLimits(slots=4, max_batch=4, kv_blocks=128),
-            device,
-            lambda chunk: made.extend(chunk.arrays["tokens"][:, 0].tolist()),  # noqa: B023
-        )
-        asked = ThinkerInput(ids=expected["ids"].tobytes(), stops=[config.im_end_token_id])
-        inputs = {"thinker": msgspec.msgpack.encode(asked)}
-        runner.start(Job(id=name, route=("thinker",), inputs=inputs, seed=0, max_frames=12), {})
-        while runner.jobs():
-            runner.tick(time.monotonic())
-        result[name] = made == expected["tokens"].tolist()
+        result[name] = written(program, expected["ids"]) == expected["tokens"].tolist()
+    small, twin = (tiny(folder, on, True) for on in (device, torch.device("cpu")))
+    ids = np.load(GOLDEN / "thinker_turns.npz")["ids"]
+    result["float8"] = written(small, ids) == written(twin, ids)
     return result
+
+
+def tiny(folder: Path, device: torch.device, float8: bool) -> ThinkerProgram:
+    config = read_model_config(folder)
+    return ThinkerProgram(config, load_thinker(folder, config, device, torch.float32, float8=float8))
+
+
+def written(program: ThinkerProgram, ids: np.ndarray) -> list[int]:
+    """Twelve tokens, greedy, or fewer."""
+    made: list[int] = []
+    limits = AutoregressiveLimits(
+        slots=4, max_batch=4, kv_blocks=128, in_flight=2 if program.device.type == "cuda" else 1
+    )
+    runner = AutoregressiveRunner(
+        "thinker", program, limits, program.device,
+        lambda chunk: made.extend(chunk.arrays["tokens"][:, 0].tolist()),
+    )  # fmt: skip
+    asked = ThinkerInput(ids=ids.tobytes(), stops=[program.config.im_end_token_id])
+    inputs = {"thinker": msgspec.msgpack.encode(asked)}
+    runner.start(Job(id="j", route=("thinker",), inputs=inputs, seed=0, max_frames=12), {})
+    while runner.jobs():
+        runner.tick(time.monotonic())
+    return made
 
 
 def check(device: torch.device) -> dict[str, float]:
@@ -156,6 +171,70 @@ def layers(device: torch.device, batches: list[int], float8: bool, report: Repor
     return rows
 
 
+TILES = {  # to try, by the rows that an expert has on average: rows, columns, depth, warps, stages
+    4: ((16, 16, 128, 4, 4), (16, 16, 256, 4, 4), (16, 32, 64, 4, 6), (16, 32, 128, 4, 3),
+        (16, 32, 128, 4, 5), (16, 32, 128, 8, 4), (16, 32, 256, 4, 3), (16, 64, 64, 4, 5),
+        (16, 64, 128, 4, 3), (16, 64, 128, 8, 3), (16, 128, 64, 4, 3)),
+    32: ((16, 64, 128, 4, 3), (32, 32, 128, 4, 4), (32, 64, 64, 4, 4), (32, 64, 128, 4, 3),
+         (32, 128, 64, 4, 3), (64, 64, 64, 4, 3)),
+    1 << 20: ((64, 64, 64, 8, 3), (64, 128, 64, 4, 3), (64, 128, 64, 8, 3), (64, 64, 128, 4, 2),
+              (128, 64, 64, 4, 3), (128, 64, 64, 8, 3), (128, 128, 64, 8, 3), (128, 64, 32, 4, 4)),
+}  # fmt: skip
+
+
+def tiles(device: torch.device, batches: list[int], float8: bool, report: Report) -> list[dict[str, Any]]:
+    """Which tile of the Thinker's two products is fastest; the other keeps its own."""
+    rows = []
+    stream, usual = own_stream(device), kernels.tile
+    e, k, d, f = 128, 8, 2048, 768
+    ws = [random_moe(e, k, 0, d, f, device) for _ in range(8)]
+    if float8:
+        ws = [in_float8(w) for w in ws]
+    norm = torch.ones(d, device=device, dtype=torch.bfloat16)
+    for b in batches:
+        x = torch.randn(b, d, device=device, dtype=torch.bfloat16)
+        plans = (None, *next(TILES[most] for most in TILES if b * k // e <= most))
+        tried = [(gated, plan) for gated in (True, False) for plan in plans]
+
+        def call(count: int = len(ws), x: Tensor = x) -> Tensor:
+            for w in ws[:count]:
+                x = moe(w, x, norm, 1e-6)
+            return x
+
+        def choose(gated: bool, plan: tuple[int, ...] | None) -> None:
+            def chosen(*a: int, gated: bool, mine: bool = gated) -> tuple[int, ...]:
+                return plan if plan and gated == mine else usual(*a, gated=gated)
+
+            kernels.tile = chosen  # type: ignore[assignment]
+
+        with compiling_ahead():
+            for one in tried:
+                choose(*one)
+                call(1)
+        found = []
+        for gated, plan in tried:
+            choose(gated, plan)
+            pool = GraphPool(stream)
+            with torch.cuda.stream(stream):
+                try:
+                    pool.capture("moe", call)
+                except Exception as error:  # a tile that does not fit the multiprocessor
+                    report(f"b {b} {'up' if gated else 'down'} {plan}: {type(error).__name__}")
+                    continue
+                us = event_ms(lambda: pool.replay("moe", call), 10) / len(ws) * 1e3  # noqa: B023
+            found.append((us, gated, plan))
+            rows.append({"b": b, "gated": gated, "tile": plan, "us": us})
+        for gated in (True, False):
+            own = next(us for us, which, plan in found if which == gated and plan is None)
+            best = sorted(
+                ((us, plan) for us, which, plan in found if which == gated and plan), key=lambda one: one[0]
+            )
+            told = ", ".join(f"{us:.1f} {plan}" for us, plan in best[:5])
+            report(f"b {b:4d} {'up  ' if gated else 'down'} {own:6.1f} us as it is; {told}")
+    kernels.tile = usual
+    return rows
+
+
 def states(program: ThinkerProgram, b: int, tokens: int = 512) -> Any:
     """A batch in the middle of its texts, with room for so many tokens each."""
     blocks = tokens // 16
@@ -206,22 +285,35 @@ def steps(program: ThinkerProgram, batches: list[int], report: Report) -> list[d
 
 def prompts(program: ThinkerProgram, report: Report) -> list[dict[str, Any]]:
     rows = []
+    stream = own_stream(program.device)
     for b, n in ((1, 32), (1, 150), (4, 150), (1, 512), (1, 2048)):
         state = states(program, b, max(n, 512))
         slots = torch.arange(1, b + 1, device=program.device)
-        x = torch.randn(b, n, program.width, device=program.device, dtype=program.dtype)
-        count = torch.full((b,), n, device=program.device)
+        x = torch.randn(b * n, program.width, device=program.device, dtype=program.dtype)
+        places = Places(
+            slot=slots.int().repeat_interleave(n),
+            position=torch.arange(n, dtype=torch.int32, device=program.device).repeat(b),
+            tile=torch.tensor(
+                [(i * n + at, min(TILE, n - at)) for i in range(b) for at in range(0, n, TILE)],
+                dtype=torch.int32,
+                device=program.device,
+            ),
+        )
 
-        def call(
-            x: Tensor = x, slots: Tensor = slots, count: Tensor = count, state: Any = state, n: int = n
-        ) -> None:
-            state.cache.position.zero_()
-            program.prefill(state, slots, x, count, max(n, 512))
+        def call(x: Tensor = x, places: Places = places, state: Any = state, n: int = n) -> None:
+            program.prefill(state, x, places, max(n, 512))
 
-        ms = event_ms(call, 10)
+        pool = GraphPool(stream)
+        torch.cuda.synchronize()  # x comes from another stream
+        with torch.cuda.stream(stream):
+            pool.capture("prompt", call)
+            ms = event_ms(lambda: pool.replay("prompt", call), 10)  # noqa: B023
+            times = kernel_times(lambda: pool.replay("prompt", call), 2)  # noqa: B023
         ceiling = ceiling_ms(program, b * n)
         rows.append({"b": b, "n": n, "ms": ms, "ceiling_ms": ceiling})
-        report(f"prompt  {b} x {n:4d}  {ms:7.2f} ms, eager  ceiling of memory {ceiling:6.2f}")
+        report(f"prompt  {b} x {n:4d}  {ms:7.2f} ms  ceiling of memory {ceiling:6.2f} ({ceiling / ms:4.0%})")
+        for name, one, count in times[:6]:
+            report(f"    {one:7.3f} ms  {count:4d} x  {name[:70]}")
     return rows
 
 
@@ -250,6 +342,7 @@ def main() -> None:
     p = argparse.ArgumentParser(prog="python -m benches.gpu.thinker", description=__doc__.splitlines()[0])
     p.add_argument("--layers", type=int, default=48)
     p.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64, 128, 256])
+    p.add_argument("--rows", type=int, nargs="+", default=[16, 64, 150, 2048], help="Of which to try tiles.")
     p.add_argument("--float8", action="store_true")
     p.add_argument(
         "--sections", nargs="+", default=["golden", "check", "layers", "towers", "steps", "prompts"]
@@ -279,6 +372,7 @@ def main() -> None:
                 "golden": lambda: golden(device),
                 "check": lambda: check(device),
                 "layers": lambda: layers(device, a.batches, a.float8, report),
+                "tiles": lambda: tiles(device, a.rows, a.float8, report),
                 "towers": lambda: towers(folder, device, report),
                 "steps": lambda: steps(program, a.batches, report),  # type: ignore[arg-type]  # noqa: B023
                 "prompts": lambda: prompts(program, report),  # type: ignore[arg-type]  # noqa: B023

@@ -20,6 +20,13 @@ from benches.gpu.model import Model
 
 GROUPS = {  # what a kernel's name holds -> group; the first that fits
     "predictor": "predictor",
+    "_gate_up": "experts",
+    "_down": "experts",
+    "_add_up": "experts",
+    "_gather": "experts",
+    "_choose": "experts",
+    "_prefill": "attention",
+    "_place": "attention",
     "paged": "attention",
     "attention": "attention",
     "scratch": "attention",
@@ -84,15 +91,15 @@ def record(size: str, clients: int, turns_s: float) -> dict[str, Any]:
     return {"clients": clients, "after_s": time.monotonic() - begin, "spans": spans}
 
 
-def draw(source: Path, picture: Path) -> None:
-    """One lane a stream, one colour a group, the middle 24 ms."""
+def draw(source: Path, picture: Path, begin_ms: float | None, length_ms: float) -> None:
+    """One lane a stream, one colour a group, so many ms from `begin_ms` on, or from the middle."""
     from matplotlib import pyplot as plt
 
     found = json.loads(source.read_text())
     spans = found["spans"]
     last = max(at + ms for _, at, ms, _ in spans)
-    low = max(0.0, last / 2 - 12)
-    high = low + 24
+    low = max(0.0, (last - length_ms) / 2) if begin_ms is None else begin_ms
+    high = low + length_ms
     shown = [s for s in spans if low <= s[1] <= high]
     lanes = [lane for lane, _ in Counter(s[0] for s in shown).most_common(4)]
     names = sorted({group(s[3]) for s in shown})
@@ -104,7 +111,9 @@ def draw(source: Path, picture: Path) -> None:
             bars[lanes.index(lane), group(name)].append((at - low, ms))
     for (lane, name), pieces in bars.items():
         axes.broken_barh(pieces, (lane - 0.4, 0.8), facecolors=colours[name], linewidth=0)
-    axes.set_yticks(range(len(lanes)), [f"stream {n + 1}" for n in range(len(lanes))])
+    named = found.get("lanes")  # else by their number
+    labels = [named[lane] if named else f"stream {n + 1}" for n, lane in enumerate(lanes)]
+    axes.set_yticks(range(len(lanes)), labels)
     axes.invert_yaxis()
     axes.set_xlim(0, high - low)
     axes.set_xlabel(f"ms; {found['clients']} listeners")
@@ -126,9 +135,11 @@ def main() -> None:
     d = commands.add_parser("draw")
     d.add_argument("source", type=Path)
     d.add_argument("picture", type=Path)
+    d.add_argument("--begin-ms", type=float, help="By default the middle is drawn.")
+    d.add_argument("--length-ms", type=float, default=24)
     a = p.parse_args()
     if a.command == "draw":
-        draw(a.source, a.picture)
+        draw(a.source, a.picture, a.begin_ms, a.length_ms)
     else:
         a.out.write_text(json.dumps(record(a.size, a.clients, a.seconds)))
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hocket.kernels.choice import next_power_of_2, overlap, tl, triton, use_triton
-from hocket.kernels.norm import rms_norm_torch
+from hocket.kernels.norm import rms_norm_torch, unit_scale
 
 _PLANS = ((32, (16, 16, 1, 2)), (128, (4, 64, 4, 1)), (256, (2, 64, 4, 2)), (1023, (1, 64, 4, 2)))
 _MANY = (1, 32, 1, 4)  # pairs enough to fill the machine many times over
@@ -204,40 +204,52 @@ def scratch_decode(
 # --- short sequences, whole ----------------------------------------------------------------------
 
 
-def whole_attention_torch(q: Tensor, kv: Tensor, cos: Tensor, sin: Tensor, first: int) -> Tensor:
+def whole_attention_torch(
+    q: Tensor, kv: Tensor, cos: Tensor, sin: Tensor, first: int, x: Tensor | None = None, eps: float = 0.0
+) -> Tensor:
     """Attention of short sequences in which every token sees every other.
 
     q [s, m, heads * d], of the tokens from `first` on; kv [s, n, 2 kv_heads * d], keys before values, of all;
     both may be parts of one tensor. cos, sin [n, d], of equal halves. No per-head norm; grouped-query; scale
-    d ** -0.5. -> [s, m, heads * d]
+    d ** -0.5. x [s, n, width]: q and kv were made of these rows, which are still to be scaled to unit root
+    mean square. -> [s, m, heads * d]
     """
     d, m = cos.shape[1], q.shape[1]
+    if x is not None:
+        scale = unit_scale(x, eps)
+        q, kv = (q * scale[:, first : first + m]).to(q.dtype), (kv * scale).to(kv.dtype)
     k, v = kv.unflatten(-1, (-1, d)).chunk(2, dim=-2)
     q = rotate_torch(q.unflatten(-1, (-1, d)), cos[first : first + m, None], sin[first : first + m, None])
     k = rotate_torch(k, cos[:, None], sin[:, None])
     return attend_torch(q, k.transpose(1, 2), v.transpose(1, 2), None).flatten(2)
 
 
-def whole_attention_triton(q: Tensor, kv: Tensor, cos: Tensor, sin: Tensor, first: int) -> Tensor:
+def whole_attention_triton(
+    q: Tensor, kv: Tensor, cos: Tensor, sin: Tensor, first: int, x: Tensor | None = None, eps: float = 0.0
+) -> Tensor:
     """`whole_attention_torch` as a kernel: the same arguments, the same meaning."""
     (s, m, width), n, d = q.shape, kv.shape[1], cos.shape[1]
     heads, kv_heads = width // d, kv.shape[2] // d // 2
     group = heads // kv_heads
     assert q.stride(2) == kv.stride(2) == 1, "a token's heads are read without strides"
+    assert x is None or x.is_contiguous(), "rows are read without strides"
     out = q.new_empty(s, m, width)
     rows = min(32, max(16, next_power_of_2(m * group)))
     _whole_attention[(s, kv_heads, -(-m * group // rows))](
-        q, kv, cos, sin, out, m, n, first, d**-0.5, q.stride(0), q.stride(1), kv.stride(0), kv.stride(1),
+        q, kv, cos, sin, q if x is None else x, out, m, n, first, 1 if x is None else x.shape[2], eps,
+        d**-0.5, q.stride(0), q.stride(1), kv.stride(0), kv.stride(1),
         HEADS=heads, KV=kv_heads, D=d, GROUP=group, ROWS=rows, KEYS=max(16, next_power_of_2(n)),
-        num_warps=2, **overlap(q),
+        NORM=x is not None, num_warps=2, **overlap(q),
     )  # fmt: skip
     return out
 
 
-def whole_attention(q: Tensor, kv: Tensor, cos: Tensor, sin: Tensor, first: int) -> Tensor:
+def whole_attention(
+    q: Tensor, kv: Tensor, cos: Tensor, sin: Tensor, first: int, x: Tensor | None = None, eps: float = 0.0
+) -> Tensor:
     """`whole_attention_torch`, which says what it does, or its kernel; `hocket.kernels.choice` picks."""
     call = whole_attention_triton if use_triton(q) else whole_attention_torch
-    return call(q, kv, cos, sin, first)
+    return call(q, kv, cos, sin, first, x, eps)
 
 
 # --- kernels -----------------------------------------------------------------------------------
@@ -409,9 +421,9 @@ def _scratch_decode(
 
 @triton.jit
 def _whole_attention(
-    q, kv, cos, sin, out, m, n, first, scale, q_sequence, q_token, kv_sequence, kv_token,
+    q, kv, cos, sin, x, out, m, n, first, width, eps, scale, q_sequence, q_token, kv_sequence, kv_token,
     HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, GROUP: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, PDL: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -434,12 +446,23 @@ def _whole_attention(
         score = tl.dot(low, tl.trans(k_low), input_precision="ieee")
         score = tl.dot(high, tl.trans(k_high), score, input_precision="ieee") * scale  # [ROWS, KEYS]
     else:  # a half is smaller than a tile of the matrix unit
-        x = _heads(at, q, cos + table, sin + table, 0.0, D, False, inside)
+        rows = _heads(at, q, cos + table, sin + table, 0.0, D, False, inside)
         k = _heads(keys_at, kv, cos + key * D, sin + key * D, 0.0, D, False, key < n)
-        score = tl.dot(x, tl.trans(k), input_precision="ieee") * scale
-    score = tl.where(tl.arange(0, KEYS)[None, :] < n, score, float("-inf"))
+        score = tl.dot(rows, tl.trans(k), input_precision="ieee") * scale
+    keys = tl.arange(0, KEYS)[None, :]
+    norm = tl.full([1, KEYS], 1.0, tl.float32)
+    if NORM:  # what a row is scaled by may follow its products
+        squares = tl.zeros([KEYS, 256], tl.float32)
+        for start in range(0, width, 256):
+            deep = start + tl.arange(0, 256)[None, :]
+            value = tl.load(x + (sequence * n + key) * width + deep, (key < n) & (deep < width), 0.0)
+            squares += value.to(tl.float32) * value.to(tl.float32)
+        norm = tl.rsqrt(tl.sum(squares, 1) / width + eps)[None, :]
+        mine = tl.sum(tl.where(keys == first + token, norm, 0.0), 1)[:, None]
+        score *= norm * mine
+    score = tl.where(keys < n, score, float("-inf"))
     p = tl.exp(score - tl.max(score, 1)[:, None])
-    total = tl.dot(p.to(type), v, input_precision="ieee") / tl.sum(p, 1)[:, None]
+    total = tl.dot((p * norm).to(type), v, input_precision="ieee") / tl.sum(p, 1)[:, None]
     tl.store(out + (sequence * m + token) * HEADS * D + place + column, total.to(type), inside)
 
 

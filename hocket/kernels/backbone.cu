@@ -271,6 +271,17 @@ DEVICE void finish(Shared& s, const Args& a) {
   }
 }
 
+// Where rows lie: the residual stream is written in place.
+struct Rows {
+  const Args& a;
+  DEVICE_MEMBER Words in() const { return {(u32*)a.x, 0}; }
+  DEVICE_MEMBER Words middle() const { return in(); }
+  DEVICE_MEMBER Words out() const { return in(); }
+  DEVICE_MEMBER Words qkv() const { return {(u32*)a.qkv, 0}; }
+  DEVICE_MEMBER Words attended() const { return {(u32*)a.attended, 0}; }
+  DEVICE_MEMBER Words gated() const { return {(u32*)a.gated, 0}; }
+};
+
 KERNEL(COMPUTE + 32) advance(const Args a) {
   SHARED_MEMORY(memory);
   Shared& s = *(Shared*)memory;
@@ -294,19 +305,18 @@ KERNEL(COMPUTE + 32) advance(const Args a) {
     if (lane_id() == 0 && !NO_WEIGHTS) {
       int message = 0;
       const char* from = (const char*)a.weights;
-      for (int layer = 0; layer < LAYERS; layer++) send_block(s, message, from);
+      for (int layer = 0; layer < LAYERS; layer++) send_block(s, message, from, a.b);
     }
     return;
   }
   u32 turn = load_acquire(a.meeting);  // nobody can have met before this program comes
-  int message = 0;
-  const Rows r{(Cell*)a.x, (Cell*)a.qkv, (Cell*)a.attended, (Cell*)a.gated};
-  u32 mark = 0;
+  Course now{};
+  const Rows r{a};
 #pragma unroll 1
   for (int layer = 0; layer < LAYERS; layer++)
     block(
-        s, message, a.meeting, turn, mark, r, a.b, a.eps, STAMPS && layer == LAYERS / 2,
-        [&] { recall(a, c, layer); }, [&](u32) { attend(s, a, c, layer); });
+        s, now, a.meeting, turn, r, a.b, a.eps, STAMPS && layer == LAYERS / 2, [&] { recall(a, c, layer); },
+        [&] { attend(s, a, c, layer); });
   finish(s, a);
 }
 

@@ -10,7 +10,7 @@ import hashlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -91,22 +91,69 @@ class Kernel:
             largest = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self._check(self._driver.cuFuncSetAttribute(self._function, largest, shared_bytes))
 
-    def launch(self, grid: int, threads: int, arguments: ctypes.Structure) -> None:
-        """Queue the kernel on the current stream; all `grid` programs run at the same time or it fails."""
+    def fitting(self, threads: int, cluster: int) -> int:
+        """Clusters of so many programs that run at the same time. It differs between GPUs of one model: a
+        cluster lies within a group of multiprocessors, and not all groups have equally many."""
+        fit = ctypes.c_int()
+        config = _Config(cluster, threads, self._shared, [_clustered(cluster)])
         with torch.cuda.device(self._device):
-            stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-            parameters = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
-            self._check(
-                self._driver.cuLaunchCooperativeKernel(
-                    self._function, grid, 1, 1, threads, 1, 1, self._shared, stream, parameters
-                )
+            code = self._driver.cuOccupancyMaxActiveClusters(
+                ctypes.byref(fit), self._function, ctypes.byref(config)
             )
+        self._check(code)
+        return fit.value
+
+    def check(self, grid: int, threads: int, cluster: int) -> None:
+        """Raises `Unavailable` unless `grid` programs, in clusters of so many, can run at the same time."""
+        fit = self.fitting(threads, cluster)
+        if fit * cluster < grid:
+            raise Unavailable(f"{fit} clusters of {cluster} programs fit at a time of {grid // cluster}")
+
+    def launch(self, grid: int, threads: int, arguments: ctypes.Structure, cluster: int = 1) -> None:
+        """Queue the kernel on the current stream, in clusters of so many programs; all `grid` run at the same
+        time or it fails."""
+        attributes = [_cooperative(), _clustered(cluster)][: 2 if cluster > 1 else 1]
+        config = _Config(grid, threads, self._shared, attributes)
+        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+        with torch.cuda.device(self._device):
+            config.stream = torch.cuda.current_stream().cuda_stream
+            self._check(self._driver.cuLaunchKernelEx(ctypes.byref(config), self._function, parameters, None))
 
     def _check(self, code: int) -> None:
         if code:
             text = ctypes.c_char_p()
             self._driver.cuGetErrorString(code, ctypes.byref(text))
             raise Unavailable(f"the CUDA driver gives {code}: {(text.value or b'?').decode()}")
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute."""
+
+    _fields_ = [("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_uint * 16)]
+
+
+def _cooperative() -> _Attribute:
+    return _Attribute(2, 0, (ctypes.c_uint * 16)(1))
+
+
+def _clustered(programs: int) -> _Attribute:
+    return _Attribute(4, 0, (ctypes.c_uint * 16)(programs, 1, 1))
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig, of programs in a row."""
+
+    _fields_ = [
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint),
+    ]  # fmt: skip
+
+    def __init__(self, grid: int, threads: int, shared: int, attributes: Sequence[_Attribute]) -> None:
+        one = ctypes.c_uint * 3
+        self._kept = (_Attribute * len(attributes))(*attributes)
+        super().__init__(
+            one(grid, 1, 1), one(threads, 1, 1), shared, None, ctypes.addressof(self._kept), len(attributes)
+        )
 
 
 # --- libraries -----------------------------------------------------------------------------------

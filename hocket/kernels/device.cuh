@@ -1,12 +1,15 @@
-// What predictor.cu needs of the machine: sm_90 instructions by their PTX names (PTX ISA 8.6). No header is
-// included, so that NVRTC needs no include path. tests/kernels/host.h gives the same functions on a CPU.
+// What kernels that stay need of the machine: sm_90 instructions by their PTX names (PTX ISA 8.6). No header
+// is included, so that NVRTC needs no include path. tests/kernels/host.h gives the same functions on a CPU.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
 #define DEVICE static __device__ __forceinline__
 #define CALLED static __device__ __noinline__
+#define DEVICE_MEMBER __device__ __forceinline__
 #define COMPILE_TIME __device__ constexpr
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
+#define CLUSTERED_KERNEL(threads, size) \
+  extern "C" __global__ void __cluster_dims__(size, 1, 1) __launch_bounds__(threads, 1)
 #define SHARED_MEMORY(name) extern __shared__ __align__(128) char name[]
 
 #if HALF
@@ -31,6 +34,12 @@ DEVICE u32 pack_half(float low, float high) {
 }
 
 DEVICE int thread_id() { return threadIdx.x; }
+// The same, not known to be: what is worked out from it is not kept in registers for the next time.
+DEVICE int thread_anew() {
+  int id;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(id));
+  return id;
+}
 DEVICE int lane_id() { return threadIdx.x & 31; }
 DEVICE int warp_id() { return threadIdx.x >> 5; }
 DEVICE int cta_id() { return blockIdx.x; }
@@ -54,26 +63,24 @@ DEVICE Vec load16(const void* p) {
 DEVICE void load8(const void* p, u32* v) {
   asm volatile("ld.global.cg.v2.u32 {%0, %1}, [%2];" : "=r"(v[0]), "=r"(v[1]) : "l"(p) : "memory");
 }
-// Words and their marks. Volatile, because an assembler may cut an ordinary vector in pieces, and then a mark
-// would not speak for the word beside it.
+// Words that one multiprocessor may write while another looks at them; each speaks for itself alone.
 DEVICE Vec watch16(const void* p) {
   Vec v;
-  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "l"(p)
                : "memory");
   return v;
 }
-DEVICE void watch8(const void* p, u32* v) {
-  asm volatile("ld.volatile.global.v2.u32 {%0, %1}, [%2];" : "=r"(v[0]), "=r"(v[1]) : "l"(p) : "memory");
+DEVICE u32 watch4(const void* p) {
+  u32 v;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
 }
-DEVICE void store16(void* p, u32 a, u32 b, u32 c, u32 d) {
-  asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(a), "r"(b), "r"(c), "r"(d)
-               : "memory");
+DEVICE void show4(void* p, u32 v) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
-DEVICE void store8(void* p, u32 a, u32 b) {
-  asm volatile("st.volatile.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(a), "r"(b) : "memory");
-}
+DEVICE void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 DEVICE u32 load4(const void* p) {
   u32 v;
   asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
@@ -82,6 +89,15 @@ DEVICE u32 load4(const void* p) {
 DEVICE unsigned short load2(const void* p) {
   unsigned short v;
   asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(v) : "l"(p) : "memory");
+  return v;
+}
+// Through the first-level cache: for what several warps of a program read at the same time, after a meeting.
+DEVICE Vec load16_near(const void* p) {
+  Vec v;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p)
+               : "memory");
   return v;
 }
 DEVICE Vec load16_constant(const void* p) {
@@ -127,6 +143,12 @@ DEVICE void barrier_init_done() { asm volatile("fence.mbarrier_init.release.clus
 DEVICE void barrier_arrive(u64* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
+// Also waits for so many bytes that others will send.
+DEVICE void barrier_expect(u64* barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(bytes)
+               : "memory");
+}
 DEVICE void barrier_wait(u64* barrier, u32 parity) {
   u32 done = 0;
   while (!done)
@@ -145,6 +167,43 @@ DEVICE void fetch(void* to, const void* from, u32 bytes, u64* barrier) {
           shared_address(to)),
       "l"(from), "r"(bytes), "r"(at)
       : "memory");
+}
+
+// --- programs of a cluster write into each other's shared memory ---
+
+typedef u32 Far;  // an address there
+DEVICE Far far_address(const void* p, int rank) {
+  Far at;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_address(p)), "r"(rank));
+  return at;
+}
+// The same, and the barrier beside it, which expects so many bytes, knows when they have come.
+DEVICE void send_far(Far to, const float* v, Far barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+      "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"(barrier)
+      : "memory");
+}
+DEVICE void send_far(Far to, float v, Far barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to), "f"(v),
+               "r"(barrier)
+               : "memory");
+}
+DEVICE void barrier_arrive_far(Far barrier) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+DEVICE void barrier_wait_far(u64* barrier, u32 parity) {  // for what others of the cluster wrote
+  u32 done = 0;
+  while (!done)
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}\n"
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+}
+DEVICE void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
 // --- the whole grid ---

@@ -1,7 +1,8 @@
 """The two ends of a frame step: gathering what its rows need, and putting back what they become.
 
 Each replaces some thirty small tensor operations. State tensors have one row a slot; slots int64 [b] may
-hold the padding slot 0 more than once.
+hold the padding slot 0 more than once. What a step reads whatever it makes (`StepInput`, `stand`,
+`_begin_row`) serves `hocket.kernels.token` too.
 """
 
 from __future__ import annotations
@@ -18,24 +19,57 @@ from hocket.kernels.draw import _mix, noise_key
 
 
 @dataclass(slots=True)
-class FrameInput:
+class StepInput:
     """What a step reads of its rows."""
 
     x: Tensor  # [b, d]
     live: Tensor  # bool [b]
-    frame: Tensor  # int32 [b]
+    made: Tensor  # int32 [b]  frames, or tokens
     position: Tensor  # int32 [b]
     index: Tensor  # int64 [b]  flat cache row of this token; 0 where not live
     cos: Tensor  # [b, head_dim]
     sin: Tensor  # [b, head_dim]
-    key: Tensor  # int64 [b, books]  noise
+    key: Tensor  # int64 [b, draws]  noise
+
+    @classmethod
+    def empty(cls, b: int, d: int, head_dim: int, draws: int, like: Tensor) -> StepInput:
+        """Memory for a kernel to fill; floating point as in `like`."""
+
+        def empty(*shape: int, dtype: torch.dtype = like.dtype) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=like.device)
+
+        return cls(
+            x=empty(b, d),
+            live=empty(b, dtype=torch.bool),
+            made=empty(b, dtype=torch.int32),
+            position=empty(b, dtype=torch.int32),
+            index=empty(b, dtype=torch.int64),
+            cos=empty(b, head_dim),
+            sin=empty(b, head_dim),
+            key=empty(b, draws, dtype=torch.int64),
+        )
+
+
+def stand(
+    alive: Tensor, where: Tensor, shift: Tensor, blocks: Tensor, slots: Tensor, frequency: Tensor,
+    block_tokens: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Where rows of cache position `where` int32 [b] stand: their cache row, and cos and sin fp32 there.
+
+    alive bool [b]; shift fp32 [slots], added to the position before rotation.
+    """
+    block = blocks[slots, (where // block_tokens).long()].long()
+    index = torch.where(alive, block * block_tokens + where % block_tokens, 0)
+    angle = (where.float() + shift[slots])[:, None] * frequency
+    angle = torch.cat([angle, angle], dim=1)
+    return index, angle.cos(), angle.sin()
 
 
 def begin_frame_torch(
     x: Tensor, live: Tensor, frame: Tensor, position: Tensor, shift: Tensor, blocks: Tensor, seed: Tensor,
     text: Tensor, text_length: Tensor, table: Tensor, pad: int,
     slots: Tensor, frequency: Tensor, block_tokens: int, books: int,
-) -> FrameInput:  # fmt: skip
+) -> StepInput:  # fmt: skip
     """Gather the rows of a step.
 
     State: x [slots, d]; live bool, frame, position int32, shift fp32, seed int64, text_length int32 [slots];
@@ -49,38 +83,22 @@ def begin_frame_torch(
     id = torch.where(at < text_length[slots], id, pad)
     row = x[slots] + table[id.long()] * (made > 0)[:, None]
     where = position[slots]
-    block = blocks[slots, (where // block_tokens).long()].long()
-    index = torch.where(alive, block * block_tokens + where % block_tokens, 0)
-    angle = (where.float() + shift[slots])[:, None] * frequency
-    angle = torch.cat([angle, angle], dim=1)
+    index, cos, sin = stand(alive, where, shift, blocks, slots, frequency, block_tokens)
     key = noise_key(seed[slots], made, books)
-    return FrameInput(row, alive, made, where, index, angle.cos().to(x.dtype), angle.sin().to(x.dtype), key)
+    return StepInput(row, alive, made, where, index, cos.to(x.dtype), sin.to(x.dtype), key)
 
 
 def begin_frame_triton(
     x: Tensor, live: Tensor, frame: Tensor, position: Tensor, shift: Tensor, blocks: Tensor, seed: Tensor,
     text: Tensor, text_length: Tensor, table: Tensor, pad: int,
     slots: Tensor, frequency: Tensor, block_tokens: int, books: int,
-) -> FrameInput:  # fmt: skip
+) -> StepInput:  # fmt: skip
     """`begin_frame_torch` as a kernel: the same arguments, the same meaning."""
     b, d, half = slots.shape[0], x.shape[1], frequency.shape[0]
-
-    def empty(*shape: int, dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=x.device)
-
-    out = FrameInput(
-        x=empty(b, d, dtype=x.dtype),
-        live=empty(b, dtype=torch.bool),
-        frame=empty(b, dtype=torch.int32),
-        position=empty(b, dtype=torch.int32),
-        index=empty(b, dtype=torch.int64),
-        cos=empty(b, 2 * half, dtype=x.dtype),
-        sin=empty(b, 2 * half, dtype=x.dtype),
-        key=empty(b, books, dtype=torch.int64),
-    )
+    out = StepInput.empty(b, d, 2 * half, books, x)
     _begin_frame[(b,)](
         x, live, frame, position, shift, blocks, seed, text, text_length, table, slots, frequency,
-        out.x, out.live, out.frame, out.position, out.index, out.cos, out.sin, out.key,
+        out.x, out.live, out.made, out.position, out.index, out.cos, out.sin, out.key,
         pad, d, blocks.stride(0), text.shape[1], block_tokens, books,
         HALF=half, BLOCK=next_power_of_2(d), BOOKS=next_power_of_2(books), num_warps=4,
         **overlap(x),
@@ -92,33 +110,20 @@ def begin_frame(
     x: Tensor, live: Tensor, frame: Tensor, position: Tensor, shift: Tensor, blocks: Tensor, seed: Tensor,
     text: Tensor, text_length: Tensor, table: Tensor, pad: int,
     slots: Tensor, frequency: Tensor, block_tokens: int, books: int,
-) -> FrameInput:  # fmt: skip
+) -> StepInput:  # fmt: skip
     """`begin_frame_torch`, which says what it does, or its kernel; `hocket.kernels.choice` picks."""
     call = begin_frame_triton if use_triton(x) else begin_frame_torch
     return call(
-        x,
-        live,
-        frame,
-        position,
-        shift,
-        blocks,
-        seed,
-        text,
-        text_length,
-        table,
-        pad,
-        slots,
-        frequency,
-        block_tokens,
-        books,
-    )
+        x, live, frame, position, shift, blocks, seed, text, text_length, table, pad, slots, frequency,
+        block_tokens, books,
+    )  # fmt: skip
 
 
 # --- end -------------------------------------------------------------------------------------------
 
 
 def end_frame_torch(
-    codes: Tensor, i: FrameInput, tables: Tensor, end: int,
+    codes: Tensor, i: StepInput, tables: Tensor, end: int,
     x: Tensor, live: Tensor, frame: Tensor, position: Tensor, seen: Tensor, limit: Tensor, slots: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Put a drawn frame into the state of the rows that are live.
@@ -132,11 +137,11 @@ def end_frame_torch(
     ended = first == end
     codes = torch.cat([torch.where(ended, 0, first)[:, None], codes[:, 1:]], dim=1)
     alive = i.live
-    stop = ended | (i.frame + 1 >= limit[slots])
+    stop = ended | (i.made + 1 >= limit[slots])
     was = seen[slots]
     seen[slots] = was.scatter(1, first[:, None], alive[:, None] | was.gather(1, first[:, None]))
     x[slots] = torch.where(alive[:, None], embed_codes_torch(codes, tables), x[slots])
-    frame[slots] = i.frame + alive.int()
+    frame[slots] = i.made + alive.int()
     position[slots] += alive.int()
     live[slots] = alive & ~stop
     return codes.int(), alive & ~ended, alive & stop
@@ -152,7 +157,7 @@ def embed_codes_torch(codes: Tensor, tables: Tensor) -> Tensor:
 
 
 def end_frame_triton(
-    codes: Tensor, i: FrameInput, tables: Tensor, end: int,
+    codes: Tensor, i: StepInput, tables: Tensor, end: int,
     x: Tensor, live: Tensor, frame: Tensor, position: Tensor, seen: Tensor, limit: Tensor, slots: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """`end_frame_torch` as a kernel: the same arguments, the same meaning."""
@@ -163,7 +168,7 @@ def end_frame_triton(
     stop = torch.empty_like(emit)
     block = min(512, next_power_of_2(d))
     _end_frame[(b, -(-d // block))](
-        codes, i.live, i.frame, i.position, tables, x, live, frame, position, seen, limit, slots,
+        codes, i.live, i.made, i.position, tables, x, live, frame, position, seen, limit, slots,
         out, emit, stop,
         end, vocab, d, BOOKS=books, BLOCK=block, num_warps=4, **overlap(x),
     )  # fmt: skip
@@ -171,7 +176,7 @@ def end_frame_triton(
 
 
 def end_frame(
-    codes: Tensor, i: FrameInput, tables: Tensor, end: int,
+    codes: Tensor, i: StepInput, tables: Tensor, end: int,
     x: Tensor, live: Tensor, frame: Tensor, position: Tensor, seen: Tensor, limit: Tensor, slots: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """`end_frame_torch`, which says what it does, or its kernel; `hocket.kernels.choice` picks."""
@@ -183,37 +188,21 @@ def end_frame(
 
 
 @triton.jit
-def _begin_frame(
-    x, live, frame, position, shift, blocks, seed, text, text_length, table, slots, frequency,
-    out_x, out_live, out_frame, out_position, out_index, out_cos, out_sin, out_key,
-    pad, d, blocks_stride, text_rows, block_tokens, books,
-    HALF: tl.constexpr, BLOCK: tl.constexpr, BOOKS: tl.constexpr, PDL: tl.constexpr,
+def _begin_row(
+    row, slot, live, made, position, shift, blocks, seed, frequency,
+    out_live, out_made, out_position, out_index, out_cos, out_sin,
+    blocks_stride, block_tokens, HALF: tl.constexpr,
 ):  # fmt: skip
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    row = tl.program_id(0)
-    slot = tl.load(slots + row)
+    """What every step reads of a row. -> how much it has made; uint32 noise, to be mixed with each draw's"""
     alive = tl.load(live + slot)
-    made = tl.load(frame + slot)
+    count = tl.load(made + slot)
     where = tl.load(position + slot)
     tl.store(out_live + row, alive)
-    tl.store(out_frame + row, made)
+    tl.store(out_made + row, count)
     tl.store(out_position + row, where)
     block = tl.load(blocks + slot * blocks_stride + where // block_tokens).to(tl.int64)
     index = block * block_tokens + where % block_tokens
     tl.store(out_index + row, tl.where(alive != 0, index, 0))
-
-    at = tl.maximum(made - 1, 0)
-    id = tl.load(text + slot * text_rows + tl.minimum(at, text_rows - 1))
-    id = tl.where(at < tl.load(text_length + slot), id, pad)
-    column = tl.arange(0, BLOCK)
-    inside = column < d
-    value = tl.load(x + slot * d + column, inside, 0.0).to(tl.float32)
-    read = tl.load(
-        table + id.to(tl.int64) * d + column, inside & (tl.zeros([BLOCK], tl.int32) + made > 0), 0.0
-    ).to(tl.float32)
-    tl.store(out_x + row * d + column, (value + read).to(out_x.dtype.element_ty), inside)
 
     half = tl.arange(0, HALF)
     angle = (where.to(tl.float32) + tl.load(shift + slot)) * tl.load(frequency + half)
@@ -227,7 +216,39 @@ def _begin_frame(
     golden = tl.full((), 0x9E3779B9, tl.uint32)
     whole = tl.load(seed + slot)
     key = _mix(_mix(whole.to(tl.uint32)) ^ (whole >> 32).to(tl.uint32))
-    key = _mix(key + made.to(tl.uint32) * golden)
+    return count, _mix(key + count.to(tl.uint32) * golden)
+
+
+@triton.jit
+def _begin_frame(
+    x, live, frame, position, shift, blocks, seed, text, text_length, table, slots, frequency,
+    out_x, out_live, out_made, out_position, out_index, out_cos, out_sin, out_key,
+    pad, d, blocks_stride, text_rows, block_tokens, books,
+    HALF: tl.constexpr, BLOCK: tl.constexpr, BOOKS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0)
+    slot = tl.load(slots + row)
+    made, key = _begin_row(
+        row, slot, live, frame, position, shift, blocks, seed, frequency,
+        out_live, out_made, out_position, out_index, out_cos, out_sin,
+        blocks_stride, block_tokens, HALF,
+    )  # fmt: skip
+
+    at = tl.maximum(made - 1, 0)
+    id = tl.load(text + slot * text_rows + tl.minimum(at, text_rows - 1))
+    id = tl.where(at < tl.load(text_length + slot), id, pad)
+    column = tl.arange(0, BLOCK)
+    inside = column < d
+    value = tl.load(x + slot * d + column, inside, 0.0).to(tl.float32)
+    read = tl.load(
+        table + id.to(tl.int64) * d + column, inside & (tl.zeros([BLOCK], tl.int32) + made > 0), 0.0
+    ).to(tl.float32)
+    tl.store(out_x + row * d + column, (value + read).to(out_x.dtype.element_ty), inside)
+
+    golden = tl.full((), 0x9E3779B9, tl.uint32)
     book = tl.arange(0, BOOKS)
     keys = _mix(key + (book + 1).to(tl.uint32) * golden)
     tl.store(out_key + row * books + book, keys.to(tl.int64), book < books)

@@ -121,17 +121,16 @@ def experts_triton(
             expert, members, count, pairs, m, groups, FIRST=pairs <= e,
             PAIRS=min(1024, next_power_of_2(pairs)), num_warps=4, **overlap(x),
         )  # fmt: skip
-    rows = min(64, max(16, next_power_of_2(2 * pairs // e)))  # twice the mean: few experts take two turns
     inner, y = x.new_empty(pairs, f), x.new_empty(pairs, d)
     scaled = gate_up_scale is not None
-    columns, depth, warps, stages = tile(f, d, rows, groups, gated=True)
+    rows, columns, depth, warps, stages = tile(f, d, pairs // e, groups, gated=True)
     _gate_up[(-(-f // columns), groups)](
         x, gate_up, gate_up_scale if scaled else x, members, count, inner, m, groups, d, f,
         K=k, ONE=one, SCALED=scaled, EVEN=d % depth == 0 and f % columns == 0,
         ROWS=rows, COLUMNS=columns, DEPTH=depth,
         num_warps=warps, num_stages=stages, **overlap(x),
     )  # fmt: skip
-    columns, depth, warps, stages = tile(d, f, rows, groups, gated=False)
+    rows, columns, depth, warps, stages = tile(d, f, pairs // e, groups, gated=False)
     _down[(-(-d // columns), groups)](
         inner, down, down_scale if scaled else x, weight, members, count, y, m, groups, d, f,
         ONE=one, SCALED=scaled, EVEN=f % depth == 0 and d % columns == 0,
@@ -153,19 +152,20 @@ def experts(
     return call(x, weight, expert, gate_up, down, residual, gate_up_scale, down_scale)
 
 
-def tile(n: int, k: int, rows: int, groups: int, *, gated: bool) -> tuple[int, int, int, int]:
-    """Columns and depth of a tile of an [n, k] expert, warps, stages.
+def tile(n: int, k: int, mean: int, groups: int, *, gated: bool) -> tuple[int, int, int, int, int]:
+    """Rows, columns and depth of a tile of an [n, k] expert that `mean` rows visit, warps, stages.
 
     With few rows a tile is a way to keep memory busy: enough bytes of weights under way in each program,
     and several programs a multiprocessor. With many it is a way to use the matrix unit.
     """
-    few = rows == 16
-    columns = 32 if few and gated else 64
-    if few and groups * n < 512 * columns:
-        columns //= 2
+    rows = min(64, max(16, next_power_of_2(2 * mean)))  # twice the mean: few experts take two turns
+    columns, depth, stages = 64, 64, 3
+    if rows == 16:
+        columns, depth, stages = 32 if gated else 64, 128, 4
+        if groups * n < 512 * columns:
+            columns //= 2
     columns = min(columns, max(16, next_power_of_2(n)))
-    depth = min(128 if few else 64, max(16, next_power_of_2(k)))
-    return columns, depth, 4, 4 if few else 3
+    return rows, columns, min(depth, max(16, next_power_of_2(k))), 4, stages
 
 
 # --- kernels -------------------------------------------------------------------------------------

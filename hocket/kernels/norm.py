@@ -15,9 +15,14 @@ def rms_norm_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     transformers 4.57.3 does (models/qwen3/modeling_qwen3.py `Qwen3RMSNorm`): rounding once at the end
     instead changes drawn codes in half precision.
     """
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return weight * wide.to(x.dtype)
+    return weight * (x * unit_scale(x, eps)).to(x.dtype)
+
+
+def unit_scale(x: Tensor, eps: float) -> Tensor:
+    """What scales rows x [..., d] to unit root mean square: [..., 1], fp32 at least."""
+    return torch.rsqrt(
+        x.to(torch.promote_types(x.dtype, torch.float32)).square().mean(-1, keepdim=True) + eps
+    )
 
 
 def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:

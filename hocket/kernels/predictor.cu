@@ -21,11 +21,13 @@ struct Args {
   const T* sine;     // [TOKENS, HEAD]
   const T* embed;    // [PASSES, VOCAB, D]
   const T* first;    // [2 b, D]: the two rows of the first pass
-  Cell* x;           // [2 b, D]
-  Cell* qkv;         // [2 b, QKV_N]
-  Cell* attended;    // [2 b, HEADS * HEAD]
-  Cell* gated;       // [2 b, F]
-  Cell* logits;      // [b, VOCAB]
+  u32* fresh;        // [2 b, D]: what a pass begins with
+  u32* x;            // [2 b, D]
+  u32* middle;       // [2 b, D]
+  u32* qkv;          // [2 b, QKV_N]
+  u32* attended;     // [2 b, HEADS * HEAD]
+  u32* gated;        // [2 b, F]
+  u32* logits;       // [2 b, VOCAB]; if WAITED, of these seven each twice, and all EMPTY
   T* all_logits;     // [b, PASSES, VOCAB], or null
   T* kv;             // [LAYERS, b, HEADS, 2, TOKENS, HEAD]: a head's own, so that nobody waits for another's
   u32* meeting;      // zero before the first launch ever; launches leave its lower bits zero
@@ -141,7 +143,8 @@ DEVICE void recall(const Args& a, int layer, int item, int start, Past& p) {
   }
 }
 
-DEVICE void attend(const Args& a, const Constants& c, int layer, int start, int n, Past& p, u32 mark) {
+DEVICE void attend(const Args& a, const Constants& c, const u32* qkv, const Words& attended, int layer,
+                   int start, int n, Past& p) {
   static_assert(TOKENS == 16, "a lane pair holds one token's score");
   const int lane = lane_id(), first = warp_id() * GRID + cta_id();
 #pragma unroll 1
@@ -151,15 +154,16 @@ DEVICE void attend(const Args& a, const Constants& c, int layer, int start, int 
 #pragma unroll 1
     for (int i = 0; i < n; i++) {
       const int now = start + i;
-      const Cell* row = a.qkv + (it.stream * n + i) * (QKV_N / EACH) + lane;
+      const u32* row = qkv + (it.stream * n + i) * (QKV_N / EACH) + lane;
       const bool mine = lane * PAIRS < HEAD / 2;
       const int places[3] = {it.head * HEAD, (HEADS + it.kv_head) * HEAD, (HEADS + KV + it.kv_head) * HEAD};
-      const Cell* at[6];
+      const u32* at[6];
       u32 words[6];
 #pragma unroll
       for (int w = 0; w < 6; w++)
         at[w] = (mine ? row : row - lane) + (places[w / 2] + w % 2 * (HEAD / 2)) / EACH;
-      take<6>(at, words, mark);
+      take<6>(at, words);
+      warp_sync();
       Piece q{}, here{}, fresh{};
       if (mine) {
         values_of(words[0], q.v), values_of(words[1], q.v + PAIRS);
@@ -208,12 +212,12 @@ DEVICE void attend(const Args& a, const Constants& c, int layer, int start, int 
 #pragma unroll
         for (int e = 0; e < 2 * PAIRS; e++) out.v[e] += share * value.v[e];
       }
-      Cell* to = a.attended + ((it.stream * n + i) * (HEADS * HEAD) + it.head * HEAD) / EACH + lane;
+      const int to = ((it.stream * n + i) * (HEADS * HEAD) + it.head * HEAD) / EACH + lane;
       weight = 1 / weight;
 #pragma unroll
       for (int e = 0; e < 2 * PAIRS; e++) out.v[e] *= weight;
       if (mine)
-        put(to, word_of(out.v), mark + 1), put(to + HEAD / 2 / EACH, word_of(out.v + PAIRS), mark + 1);
+        put(attended, to, word_of(out.v)), put(attended, to + HEAD / 2 / EACH, word_of(out.v + PAIRS));
     }
   }
 }
@@ -228,7 +232,8 @@ DEVICE u32 mixed(u32 x) {
 
 CALLED float gumbel(float uniform) { return -logf(-logf(uniform)); }
 
-DEVICE void draw(Shared& s, const Args& a, const Constants& c, int pass, bool more, u32 mark) {
+DEVICE void draw(Shared& s, const Args& a, const Constants& c, const u32* logits, const Words& fresh,
+                 int pass, bool more) {
   constexpr int words = ceil_div(VOCAB / EACH, COMPUTE), each = words * EACH;
   const auto token_of = [&](int i) { return (i / EACH * COMPUTE + thread_id()) * EACH + i % EACH; };
   const int thread = thread_id(), warp = warp_id();
@@ -241,13 +246,13 @@ DEVICE void draw(Shared& s, const Args& a, const Constants& c, int pass, bool mo
     if ((int)k <= 0 || k > VOCAB) k = VOCAB;
     float score[each];
     u32 order[each];
-    const Cell* at[words];
+    const u32* at[words];
     u32 got[words];
 #pragma unroll
     for (int w = 0; w < words; w++)
       at[w] =
-          a.logits + row * (VOCAB / EACH) + (w * COMPUTE + thread < VOCAB / EACH ? w * COMPUTE + thread : 0);
-    take<words>(at, got, mark);
+          logits + row * (VOCAB / EACH) + (w * COMPUTE + thread < VOCAB / EACH ? w * COMPUTE + thread : 0);
+    take<words>(at, got);
 #pragma unroll
     for (int w = 0; w < words; w++) values_of(got[w], score + w * EACH);
 #pragma unroll
@@ -315,8 +320,9 @@ DEVICE void draw(Shared& s, const Args& a, const Constants& c, int pass, bool mo
     if (thread == 0) a.codes[row * a.codes_stride + pass + 1] = drawn;
     if (more) {
       const T* from = a.embed + ((long long)(pass + 1) * VOCAB + drawn) * D;
+#pragma unroll 1
       for (int i = thread * VALUES; i < D; i += COMPUTE * VALUES)
-        put4(a.x + (row * D + i) / EACH, load16_constant(from + i), mark + 1);
+        put4(fresh, (row * D + i) / EACH, load16_constant(from + i));
     }
     part_sync(COMPUTE);
   }
@@ -324,13 +330,32 @@ DEVICE void draw(Shared& s, const Args& a, const Constants& c, int pass, bool mo
 
 // --- all passes ---
 
+// Of a buffer's two halves the one that is written now and then, if words are waited for.
+DEVICE Words words(const Args& a, u32* buffer, int width, int now) {
+  const int size = 2 * a.b * (width / EACH);
+  return WAITED && now & 1 ? Words{buffer + size, -size} : Words{buffer, size};
+}
+
+// Where rows of a layer lie.
+struct Level {
+  const Args& a;
+  int pass, layer;
+  DEVICE_MEMBER Words in() const { return layer ? words(a, a.x, D, level()) : words(a, a.fresh, D, pass); }
+  DEVICE_MEMBER Words middle() const { return words(a, a.middle, D, level()); }
+  DEVICE_MEMBER Words out() const { return words(a, a.x, D, level() + 1); }
+  DEVICE_MEMBER Words qkv() const { return words(a, a.qkv, QKV_N, level()); }
+  DEVICE_MEMBER Words attended() const { return words(a, a.attended, HEADS * HEAD, level()); }
+  DEVICE_MEMBER Words gated() const { return words(a, a.gated, F, level()); }
+  DEVICE_MEMBER int level() const { return pass * LAYERS + layer; }
+};
+
 DEVICE void send_all(Shared& s, const Args& a) {
   int message = 0;
   const char* heads = (const char*)a.weights + LAYERS * BLOCK_BYTES;
   for (int pass = 0; pass < PASSES; pass++) {
     const char* from = (const char*)a.weights;
-    for (int layer = 0; layer < LAYERS; layer++) send_block(s, message, from);
-    send<Head>(s, message, heads);
+    for (int layer = 0; layer < LAYERS; layer++) send_block(s, message, from, pass ? a.b : 2 * a.b);
+    send<Head>(s, message, heads, times(a.b));
   }
 }
 
@@ -358,39 +383,39 @@ KERNEL(COMPUTE + 32) predict(const Args a) {
     return;
   }
   u32 turn = load_acquire(a.meeting);  // nobody can have met, or ended, before this program comes
-  u32 mark = turn;
-  int message = 0;
-  const Rows r{a.x, a.qkv, a.attended, a.gated};
+  Course now{};
+  const Words fresh = words(a, a.fresh, D, 0);
+#pragma unroll 1
   for (int i = (cta_id() * COMPUTE + thread_id()) * VALUES; i < 2 * a.b * D; i += GRID * COMPUTE * VALUES)
-    put4(a.x + i / EACH, load16_constant(a.first + i), mark);
+    put4(fresh, i / EACH, load16_constant(a.first + i));
   meet(a.meeting, turn);
 #pragma unroll 1
   for (int pass = 0; pass < PASSES; pass++) {
     const int n = pass ? 1 : 2, start = pass ? pass + 1 : 0;
 #pragma unroll 1
     for (int layer = 0; layer < LAYERS; layer++) {
+      const Level r{a, pass, layer};
       Past past;
       block(
-          s, message, a.meeting, turn, mark, r, a.b * n, a.eps, STAMPS && pass == 7 && layer == 2,
+          s, now, a.meeting, turn, r, a.b * n, a.eps, STAMPS && pass == 7 && layer == 2,
           [&] { recall(a, layer, warp_id() * GRID + cta_id(), start, past); },
-          [&](u32 now) { attend(a, c, layer, start, n, past, now); });
+          [&] { attend(a, c, r.qkv().at, r.attended(), layer, start, n, past); });
     }
     [[maybe_unused]] const bool stamping = STAMPS && pass == 7;
     STAMP(11);
-    product<Head, true>(s, message, a.x, mark, n, n - 1, a.b, a.eps,
-                        [&](int row, int feature, const float* sum, const float*) {
-                          put(a.logits + (row * VOCAB + feature) / EACH, word_of(sum), mark + 1);
+    product<Head, true>(s, now, words(a, a.x, D, (pass + 1) * LAYERS).at, n, n - 1, a.b, a.eps, nothing,
+                        [&](int row, int feature, const float* sum, const float*, u32) {
+                          put(words(a, a.logits, VOCAB, pass), (row * VOCAB + feature) / EACH, word_of(sum));
                         });
     STAMP(12);
     meet(a.meeting, turn);
     STAMP(13);
-    draw(s, a, c, pass, pass + 1 < PASSES, mark + 1);
-    mark += 2;
+    draw(s, a, c, words(a, a.logits, VOCAB, pass).at, words(a, a.fresh, D, pass + 1), pass,
+         pass + 1 < PASSES);
     STAMP(14);
     if (pass + 1 < PASSES) meet(a.meeting, turn);
     STAMP(15);
   }
-  if (MARKED && cta_id() == 0 && thread_id() == 0) *a.meeting = mark;  // where the next launch goes on
 }
 
 #ifdef RUN

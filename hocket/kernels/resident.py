@@ -10,6 +10,7 @@ by kernel: `hocket.nn.talker.FrameTalker._predict_by_layers` and `._backbone`.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -37,7 +38,7 @@ class Block(Protocol):
     @property
     def out(self) -> Tensor: ...
     @property
-    def norm_mlp(self) -> Tensor: ...
+    def norm_mlp(self) -> Tensor | None: ...
     @property
     def gate_up(self) -> Tensor: ...
     @property
@@ -61,7 +62,7 @@ class Geometry:
     warps: int = 8  # that compute, in a program
     slot: int = 24576  # bytes of a ring's slot
     slots: int = 7
-    marked: bool = False  # rows carry marks in place of meetings
+    cluster: int = 1  # programs that share features and split k, for many rows; 1: warps of a program do
     measure: str = ""  # a switch that shows where time goes: NO_MEETINGS, NO_WEIGHTS, STAMPS
 
     @property
@@ -71,17 +72,10 @@ class Geometry:
             "HALF": int(self.half), "D": self.d, "F": self.f, "HEADS": self.heads, "KV": self.kv_heads,
             "HEAD": self.head_dim, "LAYERS": self.layers, "GRID": self.grid, "WARPS": self.warps,
             "SLOT": self.slot, "SLOTS": self.slots, "SHARED_BYTES": self.shared_bytes,
-            "CONSTANTS": self.constants, "MARKED": int(self.marked),
+            "CONSTANTS": self.constants, "WAITED": int(self.cluster > 1), "CLUSTER": self.cluster,
         }  # fmt: skip
         rest = {"TOKENS": self.tokens, "VOCAB": self.vocab, self.measure: 1}
         return values | {name: value for name, value in rest.items() if name and value}
-
-    @property
-    def even(self) -> bool:
-        """Whether every program has features of every product. Marks need it: a program that gives nothing is
-        waited for by nobody, and what it still reads may be written anew."""
-        widths = (self.heads + 2 * self.kv_heads) * self.head_dim, self.d, self.f, self.vocab
-        return all(n % (8 * self.grid) == 0 for n in widths)
 
     @property
     def threads(self) -> int:
@@ -98,63 +92,155 @@ class Geometry:
     @cached_property
     def shared_bytes(self) -> int:
         """Shared memory of a program."""
-        columns = (
-            self._tiles((self.heads + 2 * self.kv_heads) * self.head_dim), self._tiles(self.d),
-            2 * self._tiles(self.f), self._tiles(self.vocab),
-        )  # fmt: skip
-        sums = self.warps * 16 * 8 * max(c | 1 for c in columns) * 4
-        words = self.warps * (16 + 1 + 1 + 2) * 4
+        if self.cluster > 1:
+            rows = 64  # that are taken at a time
+            held = max(math.prod(p.cut(self)) * 64 + 32 for p in self._products)
+            parts = [
+                max(p.parts(self) * p.finished(self) * 32 for p in self._products if p.deep == deep)
+                for deep in (False, True)
+            ]
+            sums = rows * (held + sum(parts) + self.cluster * 4) + 3 * 8
+        else:
+            sums = self.warps * 16 * (8 * max(p.columns(self) | 1 for p in self._products) + 1) * 4
+        words = self.warps * (1 + 1 + 2) * 4
         return self.slots * self.slot + sums + words + 2 * 8 * self.slots + 32 + self.constants
 
-    def _tiles(self, n: int) -> int:
-        return -(-n // (8 * self.grid))
+    @property
+    def most_rows(self) -> float:
+        """Rows that a launch can take. More than a product takes at a time go over its weights again, and
+        then all of these must find room in the ring."""
+        fits = self.cluster > 1 or all(p.cut(self)[0] <= self.slots for p in self._products)
+        return float("inf") if fits else 16
 
-    def pack(self, *weights: Tensor) -> Tensor:
-        """Weights [n, k] of one product, or of two side by side, in the order the kernel reads them; flat."""
-        values = 16 // weights[0].element_size()
-        n, k = weights[0].shape
-        tiles, share = self._tiles(n), -(-(k // (4 * values)) // self.warps)
-        room = self.slot // (self.warps * tiles * len(weights) * 512)
-        depth = max(r for r in range(1, share + 1) if share % r == 0 and (r <= room or r == 1))
-        padded = weights[0].new_zeros(len(weights), self.grid * tiles * 8, share * self.warps * 4 * values)
-        for to, weight in zip(padded, weights, strict=True):
-            to[:n, :k] = weight
-        cut = padded.view(
-            len(weights), self.grid, tiles, 8, share // depth, depth, self.warps, 4, values
-        )  # which, program, tile, feature, message, r, warp, quarter, value
-        x = cut.permute(1, 4, 6, 5, 0, 2, 3, 7, 8).flatten(4, 5)  # …, column, feature, quarter, value
-        pairs = x.shape[4] // 2
-        if not self.half or not pairs:
-            return x.flatten()
-        woven = x[:, :, :, :, : 2 * pairs].unflatten(4, (pairs, 2)).unflatten(-1, (2, 2, 2))
-        woven = woven.permute(0, 1, 2, 3, 4, 8, 6, 7, 9, 5, 10).flatten(4, 5).flatten(-3)
-        return torch.cat([woven, x[:, :, :, :, 2 * pairs :]], dim=4).flatten()
+    @property
+    def _products(self) -> tuple[_Product, ...]:
+        """Of a block, in the order of their phases, and the head's if there is one."""
+        heads = self.heads * self.head_dim
+        block = (
+            _Product(heads + 2 * self.kv_heads * self.head_dim, self.d), _Product(self.d, heads, deep=True),
+            _Product(self.f, self.d, together=2), _Product(self.d, self.f, deep=True),
+        )  # fmt: skip
+        return block + ((_Product(self.vocab, self.d),) if self.vocab else ())
 
     def pack_block(self, b: Block) -> list[Tensor]:
         """A block's weights, packed, in the order of their phases; norms before a product are in it."""
         gate_up = folded(b.gate_up, b.norm_mlp).chunk(2)
         parts = (folded(b.qkv, b.norm_in),), (b.out,), gate_up, (b.down,)
-        return [self.pack(*weights) for weights in parts]
+        return [p.pack(self, *weights) for p, weights in zip(self._products, parts, strict=False)]
+
+    def pack_head(self, weight: Tensor) -> Tensor:
+        """A head [vocab, d], packed."""
+        return self._products[4].pack(self, weight)
+
+    def roomy(self) -> Geometry:
+        """The same with a ring in what shared memory is left: its slots take a k block of the widest product.
+
+        Raises `hocket.kernels.cuda.Unavailable`.
+        """
+        slot = 512 * max(p.columns(self) for p in self._products)
+        bare = replace(self, slot=slot, slots=0).shared_bytes
+        slots = (SHARED - bare) // (slot + 16)  # and two barriers each
+        if slots < 3:
+            raise cuda.Unavailable(f"the weights' ring has {SHARED - bare} bytes of shared memory")
+        return replace(self, slot=slot, slots=slots)
 
     def kernel(self, name: str, entry: str, device: torch.device) -> cuda.Launch:
         """What launches a kernel of this geometry. Raises `hocket.kernels.cuda.Unavailable`."""
-        text = cuda.source("device.cuh", "phases.cuh", name)
+        text = cuda.source("device.cuh", "grid.cuh", "phases.cuh", name)
         cubin = cuda.compile_cubin(text, self.defines, torch.cuda.get_device_capability(device))
         kernel = cuda.Kernel(cubin, entry, device, self.shared_bytes)
-        return lambda arguments: kernel.launch(self.grid, self.threads, arguments)
+        if self.cluster > 1:
+            kernel.check(self.grid, self.threads, self.cluster)
+        return lambda arguments: kernel.launch(self.grid, self.threads, arguments, self.cluster)
 
 
-def folded(weight: Tensor, norm: Tensor) -> Tensor:
-    """A product's weight [n, k] times that of the norm [k] before it, rounded once.
+@dataclass(frozen=True)
+class _Product:
+    """A product [rows, k] x [n, k], or `together` of them side by side, and how a geometry cuts it."""
+
+    n: int
+    k: int
+    together: int = 1
+    deep: bool = False  # more programs of a cluster share k
+
+    def parts(self, g: Geometry) -> int:
+        """Warps, or programs of a cluster, that k is split over."""
+        return g.warps if g.cluster == 1 else min(g.cluster, 8 if self.deep else 4)
+
+    def columns(self, g: Geometry) -> int:
+        """Tiles of eight features that weights of a part of k have in a program."""
+        groups = g.grid if g.cluster == 1 else g.grid // self.parts(g)
+        return self.together * -(-self.n // (8 * groups))
+
+    def finished(self, g: Geometry) -> int:
+        """Tiles whose sums a program of a cluster gets."""
+        return self.together * -(-self.columns(g) // self.together // self.parts(g))
+
+    def cut(self, g: Geometry) -> tuple[int, int]:
+        """Messages that a program's weights come in, and k blocks of a part of k in each."""
+        share = -(-(self.k // (32 if g.half else 16)) // self.parts(g))
+        room = g.slot // ((self.parts(g) if g.cluster == 1 else 1) * self.columns(g) * 512)
+        depth = max(r for r in range(1, share + 1) if share % r == 0 and (r <= room or r == 1))
+        return share // depth, depth
+
+    def pack(self, g: Geometry, *weights: Tensor) -> Tensor:
+        """Weights [n, k], one or `together`, in the order the kernel reads them; flat."""
+        values = 16 // weights[0].element_size()
+        tiles, parts, (messages, depth) = self.columns(g) // self.together, self.parts(g), self.cut(g)
+        k = parts * messages * depth * 4 * values
+        if g.cluster > 1:
+            groups, units = g.grid // parts, self.n // 8
+            group = torch.arange(groups)[:, None]
+            tile = torch.arange(tiles)[None]
+            there = tile < units // groups + (group < units % groups)
+            first = group * (units // groups) + group.clamp(max=units % groups)
+            index = torch.where(there, first + tile, units).to(weights[0].device)  # the last is zero
+            padded = weights[0].new_zeros(self.together, (units + 1) * 8, k)
+            for to, weight in zip(padded, weights, strict=True):
+                to[: self.n, : self.k] = weight
+            cut = padded.view(self.together, units + 1, 8, parts, messages, depth, 4, values)[:, index]
+            # which, group, tile, feature, part, message, r, quarter, value
+            return cut.permute(1, 4, 5, 6, 0, 2, 3, 7, 8).flatten()
+        padded = weights[0].new_zeros(self.together, g.grid * tiles * 8, k)
+        for to, weight in zip(padded, weights, strict=True):
+            to[: self.n, : self.k] = weight
+        cut = padded.view(
+            self.together, g.grid, tiles, 8, messages, depth, parts, 4, values
+        )  # which, program, tile, feature, message, r, warp, quarter, value
+        x = cut.permute(1, 4, 6, 5, 0, 2, 3, 7, 8).flatten(4, 5)  # …, column, feature, quarter, value
+        pairs = x.shape[4] // 2
+        if not g.half or not pairs:
+            return x.flatten()
+        woven = x[:, :, :, :, : 2 * pairs].unflatten(4, (pairs, 2)).unflatten(-1, (2, 2, 2))
+        woven = woven.permute(0, 1, 2, 3, 4, 8, 6, 7, 9, 5, 10).flatten(4, 5).flatten(-3)
+        return torch.cat([woven, x[:, :, :, :, 2 * pairs :]], dim=4).flatten()
+
+
+def folded(weight: Tensor, norm: Tensor | None) -> Tensor:
+    """A product's weight [n, k] times that of the norm [k] before it, rounded once. None: it is so already.
 
     What is left of the norm is one factor a row, so it can follow the product. The twin rounds normalised
     rows twice, here rows are taken as they are and weights rounded once more: the error against exact
     arithmetic is no larger.
     """
-    return (weight.float() * norm.float()).to(weight.dtype)
+    return weight if norm is None else (weight.float() * norm.float()).to(weight.dtype)
 
 
-FEW = 0  # streams up to which a predictor's rows carry marks instead; not seen right on a GPU yet
+SHARED = 232448 - 1024  # bytes of shared memory that a program of Hopper may have, but for what is declared
+
+
+def in_clusters(device: torch.device) -> dict[str, Any]:
+    """Sizes of a geometry whose programs work in clusters of eight, as many as run on this device at a time.
+
+    Raises `hocket.kernels.cuda.Unavailable` if few do.
+    """
+    cubin = cuda.compile_cubin(
+        'extern "C" __global__ void nothing() {}', {}, torch.cuda.get_device_capability(device)
+    )
+    fit = cuda.Kernel(cubin, "nothing", device, SHARED).fitting(32 * Geometry.warps + 32, 8)
+    if fit < 12:
+        raise cuda.Unavailable(f"{fit} clusters of 8 programs run at a time")
+    return {"grid": 8 * min(16, fit), "cluster": 8}
 
 
 def obstacle(weight: Tensor) -> str | None:
@@ -178,8 +264,8 @@ Maker = Callable[[Geometry, str], cuda.Launch]  # makes a kernel of a file; by d
 class _PredictArguments(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in (
-            "weights", "norms", "cosine", "sine", "embed", "first", "x", "qkv", "attended", "gated", "logits",
-            "all_logits", "kv", "meeting", "temperature", "top_k", "slots", "key", "codes",
+            "weights", "norms", "cosine", "sine", "embed", "first", "fresh", "x", "middle", "qkv", "attended",
+            "gated", "logits", "all_logits", "kv", "meeting", "temperature", "top_k", "slots", "key", "codes",
         )),
         *((f"{name}_stride", ctypes.c_longlong) for name in ("temperature", "top_k", "key", "codes")),
         ("eps", ctypes.c_float), ("scale", ctypes.c_float), ("b", ctypes.c_int),
@@ -213,21 +299,18 @@ class Predictor:
             head_dim=head_dim, layers=len(blocks), half=norm.dtype == torch.bfloat16, tokens=cos.shape[0],
             vocab=heads.shape[1], **sizes,
         )  # fmt: skip
-        self.few = FEW if g.even else 0  # streams up to which rows carry marks
-        geometries = [g, replace(g, marked=True)][: 2 if self.few else 1]
-        if make is None:
-            launches = [k.kernel("predictor.cu", "predict", norm.device) for k in geometries]
-        else:
-            launches = [make(k, "predictor.cu") for k in geometries]
-        self._launch, self._launch_few = launches[0], launches[-1]
-        self._few = _scratch(g, 2 * self.few, norm, marked=True)
+        if g.cluster > 1 and "slot" not in sizes:
+            self.geometry = g = g.roomy()
+        self._launch = make(g, "predictor.cu") if make else g.kernel("predictor.cu", "predict", norm.device)
         self._weights = torch.cat(
-            [*(t for b in blocks for t in g.pack_block(b)), *(g.pack(folded(head, norm)) for head in heads)]
+            [
+                *(t for b in blocks for t in g.pack_block(b)),
+                *(g.pack_head(folded(head, norm)) for head in heads),
+            ]
         )
         self._norms = torch.cat([t for b in blocks for t in (b.q_norm, b.k_norm)])
         self._cos, self._sin, self._embed = cos.contiguous(), sin.contiguous(), embed
         self._meeting = torch.zeros(1, dtype=torch.int32, device=norm.device)
-        self._marks = torch.ones_like(self._meeting)  # the next: what was never written is marked 0
         self._eps = eps
 
     def __call__(
@@ -246,18 +329,22 @@ class Predictor:
         logits [b, books - 1, vocab], if given, takes those of each pass.
         """
         g, b = self.geometry, x.shape[0]
+        assert 2 * b <= g.most_rows, "the ring is too small to take weights twice"
         assert x.is_contiguous()
         assert key.stride(1) == codes.stride(1) == 1
-        few = b <= self.few
-        rows = self._few if few else _scratch(g, 2 * b, x)
+        widths = [*[g.d] * 3, (g.heads + 2 * g.kv_heads) * g.head_dim, g.heads * g.head_dim, g.f]
+        sizes = [2 * b * width for width in (*widths, g.vocab)]
+        # Programs in clusters wait for words: each lies there twice, and what nobody wrote has all bits set.
+        room = [n * x.element_size() // 4 * (2 if g.cluster > 1 else 1) for n in sizes]
+        words = torch.empty(sum(room), dtype=torch.int32, device=x.device)
+        rows = (words.fill_(-1) if g.cluster > 1 else words).split(room)
         kv = x.new_empty(g.layers, b, g.heads, 2, g.tokens, g.head_dim)
         tensors = (
             self._weights, self._norms, self._cos, self._sin, self._embed, x, *rows, logits, kv,
-            self._marks if few else self._meeting, o.temperature, o.top_k, slots, key, codes,
+            self._meeting, o.temperature, o.top_k, slots, key, codes,
         )  # fmt: skip
         strides = o.temperature.stride(0), o.top_k.stride(0), key.stride(0), codes.stride(0)
-        launch = self._launch_few if few else self._launch
-        launch(_PredictArguments(*_addresses(tensors), *strides, self._eps, g.head_dim**-0.5, b))
+        self._launch(_PredictArguments(*_addresses(tensors), *strides, self._eps, g.head_dim**-0.5, b))
 
 
 # --- a backbone ----------------------------------------------------------------------------------
@@ -313,10 +400,12 @@ class Backbone:
         others as `hocket.kernels.attention.paged_decode_torch` takes them.
         """
         g, b = self.geometry, x.shape[0]
+        assert b <= g.most_rows, "the ring is too small to take weights twice"
         assert x.is_contiguous()
         assert kv[0, 0].is_contiguous()
         assert cos.dtype == x.dtype, "rotation rounds as x does"
-        _, qkv, attended, gated = _scratch(g, b, x)
+        heads = g.heads * g.head_dim
+        qkv, attended, gated = (x.new_empty(b, n) for n in (heads + 2 * g.kv_heads * g.head_dim, heads, g.f))
         out = torch.empty_like(x)
         tensors = (
             self._weights, self._norms, cos, sin, x, qkv, attended, gated, out, kv, blocks, slots, position,
@@ -327,16 +416,6 @@ class Backbone:
             _AdvanceArguments(*_addresses(tensors), *strides, self._eps, g.head_dim**-0.5, b, kv.shape[3])
         )
         return out
-
-
-def _scratch(g: Geometry, rows: int, like: Tensor, marked: bool = False) -> list[Tensor]:
-    """x, qkv, attended, gated of so many rows, and logits if there is a head; with room for marks, zeroed."""
-    heads = (g.heads + 2 * g.kv_heads) * g.head_dim, g.heads * g.head_dim
-    widths = (g.d, *heads, g.f, *([g.vocab] if g.vocab else []))
-    if marked:
-        words = [width * like.element_size() // 4 for width in widths]
-        return [torch.zeros(rows, n, 2, dtype=torch.int32, device=like.device) for n in words]
-    return [like.new_empty(rows, width) for width in widths]
 
 
 def _addresses(tensors: Sequence[Tensor | None]) -> list[int | None]:

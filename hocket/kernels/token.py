@@ -6,33 +6,18 @@ the padding slot 0 more than once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from hocket.kernels.choice import next_power_of_2, overlap, tl, triton, use_triton
 from hocket.kernels.draw import _mix, noise_key
-
-
-@dataclass(slots=True)
-class TokenInput:
-    """What a step reads of its rows."""
-
-    x: Tensor  # [b, d]
-    live: Tensor  # bool [b]
-    made: Tensor  # int32 [b]
-    position: Tensor  # int32 [b]
-    index: Tensor  # int64 [b]  flat cache row of this token; 0 where not live
-    cos: Tensor  # [b, head_dim]
-    sin: Tensor  # [b, head_dim]
-    key: Tensor  # int64 [b]  noise
+from hocket.kernels.frame import StepInput, _begin_row, stand
 
 
 def begin_token_torch(
     token: Tensor, live: Tensor, made: Tensor, position: Tensor, delta: Tensor, blocks: Tensor, seed: Tensor,
     embed: Tensor, slots: Tensor, frequency: Tensor, block_tokens: int,
-) -> TokenInput:  # fmt: skip
+) -> StepInput:  # fmt: skip
     """Read the rows of a step.
 
     token, made, position int32 [slots]; live bool [slots]; seed int64 [slots]; delta fp32 [slots], added to
@@ -40,42 +25,19 @@ def begin_token_torch(
     [head_dim / 2].
     """
     alive, count, where = live[slots], made[slots], position[slots]
-    block = blocks[slots].gather(1, (where // block_tokens).long()[:, None])[:, 0]
-    index = block.long() * block_tokens + where % block_tokens
-    angle = (where + delta[slots])[:, None] * frequency
-    angle = torch.cat([angle, angle], dim=1)
-    return TokenInput(
-        x=embed[token[slots].long()],
-        live=alive,
-        made=count,
-        position=where,
-        index=torch.where(alive, index, 0),
-        cos=angle.cos().to(embed.dtype),
-        sin=angle.sin().to(embed.dtype),
-        key=noise_key(seed[slots], count, 1)[:, 0],
-    )
+    index, cos, sin = stand(alive, where, delta, blocks, slots, frequency, block_tokens)
+    key = noise_key(seed[slots], count, 1)
+    x = embed[token[slots].long()]
+    return StepInput(x, alive, count, where, index, cos.to(x.dtype), sin.to(x.dtype), key)
 
 
 def begin_token_triton(
     token: Tensor, live: Tensor, made: Tensor, position: Tensor, delta: Tensor, blocks: Tensor, seed: Tensor,
     embed: Tensor, slots: Tensor, frequency: Tensor, block_tokens: int,
-) -> TokenInput:  # fmt: skip
+) -> StepInput:  # fmt: skip
     """`begin_token_torch` as a kernel: the same arguments, the same meaning."""
     b, d, half = slots.shape[0], embed.shape[1], frequency.shape[0]
-
-    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=embed.device)
-
-    out = TokenInput(
-        x=empty(b, d, dtype=embed.dtype),
-        live=empty(b, dtype=torch.bool),
-        made=empty(b),
-        position=empty(b),
-        index=empty(b, dtype=torch.int64),
-        cos=empty(b, 2 * half, dtype=embed.dtype),
-        sin=empty(b, 2 * half, dtype=embed.dtype),
-        key=empty(b, dtype=torch.int64),
-    )
+    out = StepInput.empty(b, d, 2 * half, 1, embed)
     _begin_token[(b,)](
         token, live, made, position, delta, blocks, seed, embed, slots, frequency,
         out.x, out.live, out.made, out.position, out.index, out.cos, out.sin, out.key,
@@ -87,14 +49,14 @@ def begin_token_triton(
 def begin_token(
     token: Tensor, live: Tensor, made: Tensor, position: Tensor, delta: Tensor, blocks: Tensor, seed: Tensor,
     embed: Tensor, slots: Tensor, frequency: Tensor, block_tokens: int,
-) -> TokenInput:  # fmt: skip
+) -> StepInput:  # fmt: skip
     """`begin_token_torch`, which says what it does, or its kernel; `hocket.kernels.choice` picks."""
     call = begin_token_triton if use_triton(embed) else begin_token_torch
     return call(token, live, made, position, delta, blocks, seed, embed, slots, frequency, block_tokens)
 
 
 def end_token_torch(
-    drawn: Tensor, i: TokenInput, stops: Tensor, limit: Tensor,
+    drawn: Tensor, i: StepInput, stops: Tensor, limit: Tensor,
     token: Tensor, live: Tensor, made: Tensor, position: Tensor, slots: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Put drawn tokens int64 [b] into the state of the rows that are live.
@@ -113,7 +75,7 @@ def end_token_torch(
 
 
 def end_token_triton(
-    drawn: Tensor, i: TokenInput, stops: Tensor, limit: Tensor,
+    drawn: Tensor, i: StepInput, stops: Tensor, limit: Tensor,
     token: Tensor, live: Tensor, made: Tensor, position: Tensor, slots: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """`end_token_torch` as a kernel: the same arguments, the same meaning."""
@@ -128,7 +90,7 @@ def end_token_triton(
 
 
 def end_token(
-    drawn: Tensor, i: TokenInput, stops: Tensor, limit: Tensor,
+    drawn: Tensor, i: StepInput, stops: Tensor, limit: Tensor,
     token: Tensor, live: Tensor, made: Tensor, position: Tensor, slots: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """`end_token_torch`, which says what it does, or its kernel; `hocket.kernels.choice` picks."""
@@ -150,35 +112,17 @@ def _begin_token(
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0)
     slot = tl.load(slots + row)
-    alive = tl.load(live + slot)
-    count = tl.load(made + slot)
-    where = tl.load(position + slot)
-    tl.store(out_live + row, alive)
-    tl.store(out_made + row, count)
-    tl.store(out_position + row, where)
-    block = tl.load(blocks + slot * blocks_stride + where // block_tokens).to(tl.int64)
-    index = block * block_tokens + where % block_tokens
-    tl.store(out_index + row, tl.where(alive != 0, index, 0))
+    _, key = _begin_row(
+        row, slot, live, made, position, delta, blocks, seed, frequency,
+        out_live, out_made, out_position, out_index, out_cos, out_sin,
+        blocks_stride, block_tokens, HALF,
+    )  # fmt: skip
+    tl.store(out_key + row, _mix(key + tl.full((), 0x9E3779B9, tl.uint32)).to(tl.int64))
 
     column = tl.arange(0, BLOCK)
     inside = column < d
     id = tl.load(token + slot).to(tl.int64)
     tl.store(out_x + row * d + column, tl.load(embed + id * d + column, inside, 0.0), inside)
-
-    half = tl.arange(0, HALF)
-    angle = (where.to(tl.float32) + tl.load(delta + slot)) * tl.load(frequency + half)
-    at = row * 2 * HALF + half
-    type = out_cos.dtype.element_ty
-    tl.store(out_cos + at, tl.cos(angle).to(type))
-    tl.store(out_cos + at + HALF, tl.cos(angle).to(type))
-    tl.store(out_sin + at, tl.sin(angle).to(type))
-    tl.store(out_sin + at + HALF, tl.sin(angle).to(type))
-
-    golden = tl.full((), 0x9E3779B9, tl.uint32)
-    whole = tl.load(seed + slot)
-    key = _mix(_mix(whole.to(tl.uint32)) ^ (whole >> 32).to(tl.uint32))
-    key = _mix(key + count.to(tl.uint32) * golden)
-    tl.store(out_key + row, _mix(key + golden).to(tl.int64))
 
 
 @triton.jit

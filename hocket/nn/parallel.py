@@ -8,13 +8,16 @@ so is what follows from them: no rank needs to be told what another has drawn.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed
+import torch.distributed as dist
 from torch import Tensor
 
 from hocket.errors import StartupError
+
+PATIENCE = timedelta(minutes=15)  # for a rank whose weights take longer to read
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,7 @@ class Shard:
 
     rank: int = 0
     size: int = 1
-    group: Any = None  # torch.distributed.ProcessGroup; None: the default one
+    group: Any = None  # a backend of torch.distributed, see `join`; needed where size is above 1
 
     def part(self, count: int, what: str) -> slice:
         """The share of `count` things. Raises StartupError when they cannot be shared evenly."""
@@ -41,8 +44,32 @@ class Shard:
     def total(self, x: Tensor) -> Tensor:
         """The sum over ranks of x, which may be overwritten; the same on every rank."""
         if self.size > 1:
-            torch.distributed.all_reduce(x, group=self.group)
+            self.group.allreduce([x]).wait()
         return x
+
+    def least(self, number: int, device: torch.device) -> int:
+        """The smallest of the ranks' numbers. Each waits here for all others."""
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
+        x = torch.tensor([number], device=device)
+        self.group.allreduce([x], options).wait()
+        return int(x)
 
 
 WHOLE = Shard()
+
+
+def join(meeting: str, rank: int, size: int, device: torch.device) -> Shard:
+    """Become one of `size` ranks; all of them name the same file, which is there for this alone.
+
+    NCCL between CUDA devices, gloo on the CPU. Ranks may be processes, or threads of one: nothing is kept
+    that a process has only one of. Raises StartupError for other devices.
+    """
+    store = dist.FileStore(meeting, size)  # type: ignore[attr-defined]  # documented, but not in its stubs' __all__
+    if device.type == "cuda":
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = PATIENCE
+        return Shard(rank, size, dist.ProcessGroupNCCL(store, rank, size, options))
+    if device.type == "cpu":
+        return Shard(rank, size, dist.ProcessGroupGloo(store, rank, size, PATIENCE))
+    raise StartupError(f"tensor_parallel works on cuda and cpu, not on {device.type}")

@@ -12,8 +12,8 @@ Sources: qwen-tts 0.1.1: core/models/modeling_qwen3_tts.py; transformers 5.17.0:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import msgspec
@@ -22,25 +22,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hocket.core import ChunkKind, Job, PagedKV, StepOutput, declared
+from hocket.core import ChunkKind, Entry, PagedKV, Places, Span, StepOutput, declared
 from hocket.kernels import resident
-from hocket.kernels.attention import paged_decode, scratch_decode, split_heads_torch
+from hocket.kernels.attention import paged_decode, scratch_decode
 from hocket.kernels.choice import use_triton
 from hocket.kernels.cuda import Unavailable
 from hocket.kernels.frame import begin_frame, end_frame
 from hocket.kernels.frame import embed_codes_torch as embed_codes
 from hocket.kernels.linear import norm_linear
+from hocket.kernels.prefill import paged_prefill
 from hocket.kernels.resident import Backbone, Predictor
-from hocket.nn.attention import causal_mask, kv_index, paged_attention, write_kv
+from hocket.kernels.rows import put_rows
+from hocket.nn.attention import kv_index
 from hocket.nn.checkpoint import Reader
 from hocket.nn.norm import rms_norm
 from hocket.nn.rotary import frequencies, mrope_tables, rotary_tables
 from hocket.nn.sampler import NARROW, NUCLEUS, WIDE, DrawOptions, Repetition, draw_code
 from hocket.nn.staging import to_device
-from hocket.nn.transformer import LayerWeights, Shape, decoder_layer, read_layer
+from hocket.nn.transformer import LayerWeights, Shape, decoder_layer, fold, read_layer
 
 WHOLE = 16  # rows up to which the code predictor is one kernel
-STACK = 0  # ... and the backbone, whose kernel has not run on a GPU yet
+CLUSTERED = range(3, 65)  # ... and for which its programs work in clusters, where enough of these fit
+STACK = 0  # ... and the backbone: right, but slower than its layers from a context of some 500 on
 log = logging.getLogger(__name__)
 
 MAX_TEXT = 4096  # one id a frame at most, and frames are limited to as many
@@ -75,6 +78,9 @@ class FramePrompt(Protocol):
     row_keys: list[bytes]
 
 
+Piece = tuple[Any, int, int]  # a prompt and which of its rows: from, up to
+
+
 # --- weights and state -------------------------------------------------------------------------
 
 
@@ -93,6 +99,8 @@ class TextTable:
 
     def ensure(self, ids: Iterable[int]) -> None:
         """Compute the rows of `ids` that are not there yet."""
+        if not len(self.embedding):
+            return  # complete
         wanted = np.unique(np.fromiter(ids, np.int64))
         wanted = wanted[~self.known[wanted]] if len(wanted) else wanted
         for part in np.array_split(wanted, -(-len(wanted) // 8192) or 1):
@@ -196,6 +204,9 @@ class FrameTalker:
         shape: TalkerShape,
         layer: Callable[[Any, Shape, Tensor, Callable[[Tensor], Tensor]], Tensor],
     ) -> None:
+        if weights.head.dtype.itemsize < 4:  # fp32 stays as published, for parity
+            outer = [fold(w) for w in weights.layers] if layer is decoder_layer else weights.layers
+            weights = replace(weights, layers=outer, inner_layers=[fold(w) for w in weights.inner_layers])
         self.w, self.talker, self.layer = weights, shape, layer
         self.shape, self.inner = shape.outer, shape.inner
         self.books, self.max_tokens = weights.codes.shape[0], shape.max_tokens
@@ -215,6 +226,7 @@ class FrameTalker:
         inner = rotary_tables(self.inner.head_dim, shape.inner_theta, position, self.dtype)
         self.inner_cos, self.inner_sin = (table.squeeze(1) for table in inner)  # [books, head_dim]
         self.whole: Predictor | None = None
+        self.clustered: Predictor | None = None
         self.stack: Backbone | None = None
         self._stay()
 
@@ -223,26 +235,41 @@ class FrameTalker:
 
         anyway: kernels that stay even where they are slow, for comparison.
         """
-        w, dense = self.w, self.layer is decoder_layer
+        w, s, dense = self.w, self.shape, self.layer is decoder_layer
+        device, half = w.head.device, w.head.dtype == torch.bfloat16
+
+        def predictor(**sizes: Any) -> Predictor:
+            return Predictor(
+                w.inner_layers, w.inner_norm, w.inner_heads, w.inner_embed, self.inner_cos,
+                self.inner_sin, self.inner.kv_heads, self.inner.eps, **sizes,
+            )  # fmt: skip
+
         why = None if anyway else resident.obstacle(w.head)
-        try:
-            if why is None and WHOLE:
-                self.whole = Predictor(
-                    w.inner_layers, w.inner_norm, w.inner_heads, w.inner_embed, self.inner_cos,
-                    self.inner_sin, self.inner.kv_heads, self.inner.eps,
-                )  # fmt: skip
-            if why is None and STACK and dense and self.talker.sections is None:
-                s = self.shape
-                self.stack = Backbone(w.layers, w.norm, s.heads, s.kv_heads, s.eps)
-        except Unavailable as e:
-            self.whole = self.stack = None
-            why = str(e)
+        if why is None:
+            try:
+                if WHOLE:
+                    self.whole = predictor()
+                if STACK and dense and self.talker.sections is None:
+                    self.stack = Backbone(w.layers, w.norm, s.heads, s.kv_heads, s.eps)
+                if CLUSTERED and half:
+                    self.clustered = predictor(**resident.in_clusters(device))
+            except Unavailable as e:
+                why = str(e)
+        chosen = [
+            f"{part} as one kernel {rows}"
+            for part, kernel, rows in (
+                ("predictor", self.whole, f"up to {WHOLE} rows"),
+                ("predictor in clusters", self.clustered, f"from {CLUSTERED.start} to {CLUSTERED.stop - 1}"),
+                ("backbone", self.stack, f"up to {STACK} rows"),
+            )
+            if kernel is not None
+        ]
         log.info(
-            "%s: predictor %s, backbone %s%s", self.stage, *(
-                "layer by layer" if kernel is None else f"as one kernel up to {rows} rows"
-                for kernel, rows in ((self.whole, WHOLE), (self.stack, STACK))
-            ), f" ({why})" if why else "",
-        )  # fmt: skip
+            "%s: %s%s",
+            self.stage,
+            ", ".join([*chosen, "the rest layer by layer"]),
+            f" ({why})" if why else "",
+        )
 
     def declare(self) -> TalkerState:
         i32, f32, s = torch.int32, torch.float32, self.shape
@@ -267,8 +294,8 @@ class FrameTalker:
 
     # --- host side: one job joins ---------------------------------------------------------------
 
-    def prompt_rows(self, prompt: Any, start: int, stop: int) -> Tensor:
-        """Rows [stop - start, d] of the prompt alone."""
+    def prompt_rows(self, pieces: Sequence[Piece]) -> Tensor:
+        """Rows [m, d] of so many pieces of prompts, one behind the other."""
         raise NotImplementedError
 
     def write_texts(self, state: TalkerState, slots: Sequence[int], prompts: Sequence[FramePrompt]) -> None:
@@ -285,28 +312,43 @@ class FrameTalker:
             slot, length = to_device(lengths.T.copy(), self.device)
             state.text_length[slot] = length.int()
 
-    def join(self, state: TalkerState, slot: int, job: Job, prompt: FramePrompt, frames: np.ndarray) -> None:
-        self.w.text.ensure([self.talker.pad])
-        prompt.written = 0
-        self.write_texts(state, [slot], [prompt])
-        state.frame[slot] = len(frames)
-        state.limit[slot] = job.frames_allowed(self.stage)
-        state.seed[slot] = job.seed ^ self.salt
-        state.penalty[slot] = prompt.repetition_penalty
-        for book, d in enumerate(prompt.draws):
-            state.temperature[slot, book] = d.temperature
-            state.top_k[slot, book] = min(d.top_k, 1 << 30)
-            state.top_p[slot, book] = d.top_p
-        rows = len(prompt.row_keys)
-        if prompt.positions is not None:
-            self._write_positions(state, slot, prompt.positions)
-        if len(frames):
-            codes = self._ids(frames)
-            state.seen[slot, codes[:, 0]] = True
-            state.x[slot] = embed_codes(codes[-1:], self.w.codes)[0]
-        else:
-            state.x[slot] = self.prompt_rows(prompt, rows - 1, rows)[0]
-        state.live[slot] = True
+    def join(self, state: TalkerState, entries: Sequence[Entry]) -> None:
+        prompts: list[FramePrompt] = [e.prompt for e in entries]
+        texts = [p.trailing[:MAX_TEXT] for p in prompts]
+        self.w.text.ensure([self.talker.pad, *(id for ids in texts for id in ids)])
+        text = np.zeros((len(entries), max(len(ids) for ids in texts)), np.int32)
+        for row, prompt, ids in zip(text, prompts, texts, strict=True):
+            row[: len(ids)] = ids
+            prompt.written = len(ids)
+        s, slots = state, [e.slot for e in entries]
+        rows = [
+            (s.text, text),
+            (s.text_length, [p.written for p in prompts]),
+            (s.frame, [len(e.frames) for e in entries]),
+            (s.limit, [e.job.frames_allowed(self.stage) for e in entries]),
+            (s.seed, [e.job.seed ^ self.salt for e in entries]),
+            (s.penalty, [p.repetition_penalty for p in prompts]),
+            (s.temperature, [[d.temperature for d in p.draws] for p in prompts]),
+            (s.top_k, [[min(d.top_k, 1 << 30) for d in p.draws] for p in prompts]),
+            (s.top_p, [[d.top_p for d in p.draws] for p in prompts]),
+            (s.live, [True] * len(entries)),
+        ]
+        put_rows(slots, [(tensor, np.asarray(values)) for tensor, values in rows])
+        for slot, prompt in zip(slots, prompts, strict=True):
+            if prompt.positions is not None:
+                self._write_positions(state, slot, prompt.positions)
+        resumed = [e for e in entries if len(e.frames)]
+        if resumed:
+            drawn = [(e.slot, code) for e in resumed for code in e.frames[:, 0].tolist()]
+            slot, code = self._ids(np.array(drawn).T)
+            s.seen[slot, code] = True
+            codes = self._ids(np.stack([e.frames[-1] for e in resumed]))
+            s.x[self._ids(np.array([e.slot for e in resumed]))] = embed_codes(codes, self.w.codes)
+        new = [e for e in entries if not len(e.frames)]
+        if new:
+            last = [len(e.prompt.row_keys) - 1 for e in new]
+            x = self.prompt_rows([(e.prompt, at, at + 1) for e, at in zip(new, last, strict=True)])
+            s.x[self._ids(np.array([e.slot for e in new]))] = x
 
     def _write_positions(self, state: TalkerState, slot: int, positions: np.ndarray) -> None:
         rows = len(positions)
@@ -317,20 +359,39 @@ class FrameTalker:
         shifts = positions - np.arange(rows, dtype=np.float32)[:, None]
         places[:rows] = to_device(shifts.astype(np.float32), self.device)
 
-    def rows(self, prompt: FramePrompt, frames: np.ndarray, start: int, stop: int) -> Tensor:
-        length = len(prompt.row_keys)
+    def rows(self, spans: Sequence[Span]) -> Tensor:
+        pieces: list[Piece] = []  # of prompts
+        made: list[Span] = []  # frames, counted from the first
+        for span in spans:
+            length = len(span.prompt.row_keys)
+            if span.start < length:
+                pieces.append((span.prompt, span.start, min(span.stop, length)))
+            if span.stop > length:
+                made.append(replace(span, start=max(span.start - length, 0), stop=span.stop - length))
+        if not made:
+            return self.prompt_rows(pieces)
+        of_frames = iter(self._frame_rows(made).split([span.stop - span.start for span in made]))
+        of_prompts: Iterator[Tensor] = iter(())
+        if pieces:
+            of_prompts = iter(self.prompt_rows(pieces).split([stop - start for _, start, stop in pieces]))
         parts = []
-        if start < length:
-            parts.append(self.prompt_rows(prompt, start, min(stop, length)))
-        if stop > length:
-            parts.append(self._frame_rows(prompt, frames, max(start - length, 0), stop - length))
+        for span in spans:
+            length = len(span.prompt.row_keys)
+            parts += [next(of_prompts)] if span.start < length else []
+            parts += [next(of_frames)] if span.stop > length else []
         return torch.cat(parts)
 
-    def _frame_rows(self, p: FramePrompt, frames: np.ndarray, start: int, stop: int) -> Tensor:
-        ids = [p.trailing[k] if k < len(p.trailing) else self.talker.pad for k in range(start, stop)]
+    def _frame_rows(self, spans: Sequence[Span]) -> Tensor:
+        """Rows [m, d] of frames: their codes, and the text that was read with them."""
+        ids = []
+        for span in spans:
+            trailing = span.prompt.trailing
+            ids += [
+                trailing[k] if k < len(trailing) else self.talker.pad for k in range(span.start, span.stop)
+            ]
         self.w.text.ensure(ids)
-        x = embed_codes(self._ids(frames[start:stop]), self.w.codes)
-        return x + self.w.text.table[self._ids(np.array(ids))]
+        frames = np.concatenate([span.frames[span.start : span.stop] for span in spans])
+        return embed_codes(self._ids(frames), self.w.codes) + self.w.text.table[self._ids(np.array(ids))]
 
     def _ids(self, ids: np.ndarray) -> Tensor:
         return to_device(np.ascontiguousarray(ids, np.int64), self.device)
@@ -367,7 +428,7 @@ class FrameTalker:
         else:
             h = self._backbone(i.x, cache.kv, decode)
         first, rest = (DrawOptions(s.temperature[:, o], s.top_k[:, o], s.top_p[:, o]) for o in (0, 1))
-        repetition = Repetition(s.seen, s.penalty, i.frame, self.talker.unending)
+        repetition = Repetition(s.seen, s.penalty, i.made, self.talker.unending)
         codes = torch.empty(slots.shape[0], self.books, dtype=torch.int64, device=h.device)
         logits = F.linear(h, self.head)[:, : self.end + 1]  # [b, legal]
         x = draw_code(logits, first, slots, i.key[:, 0], variant, codes[:, 0], w.inner_embed[0], repetition)
@@ -378,41 +439,25 @@ class FrameTalker:
         )
         return StepOutput(chunk=chunk, emit=emit, stop=stop)
 
-    def prefill(self, state: TalkerState, slots: Tensor, x: Tensor, count: Tensor, context: int) -> None:
+    def prefill(self, state: TalkerState, x: Tensor, places: Places, context: int) -> None:
         cache = state.cache
-        b, n, _ = x.shape
         block_tokens = cache.kv.shape[3]
-        step = torch.arange(n, device=x.device)
-        valid = step < count[:, None]  # [b, n]
-        position = torch.where(valid, cache.position[slots].long()[:, None] + step, 0)
-        blocks = cache.blocks[slots]  # [b, max_blocks]
-        index = torch.where(valid, kv_index(blocks, position, block_tokens), 0)  # padding: block 0
-        table = blocks[:, : -(-context // block_tokens)]
-        mask = causal_mask(position, table.shape[1] * block_tokens)
+        slot, position = places.slot.long(), places.position.long()  # [m]
+        index = kv_index(cache.blocks, slot, position, block_tokens)
+        blocks = cache.blocks[:, : -(-context // block_tokens)]
         if self.talker.sections is None:
             cos, sin = rotary_tables(self.shape.head_dim, self.talker.theta, position, x.dtype)
         else:
-            shifts = state.row_shift.flatten(1, 2)[slots[:, None], position]  # [b, n, 3]
-            place = position[..., None] + shifts
-            cos, sin = mrope_tables(self.frequency, self.talker.sections, place, x.dtype)
+            shifts = state.row_shift.flatten(1, 2)[slot, position]  # [m, 3]
+            cos, sin = mrope_tables(self.frequency, self.talker.sections, position[:, None] + shifts, x.dtype)
 
         def attend(qkv: Tensor, layer: Attending, kv: Tensor) -> Tensor:
-            q, k, v = split_heads_torch(
-                qkv.unflatten(0, (b, n)),
-                layer.q_norm,
-                layer.k_norm,
-                self.shape.eps,
-                cos,
-                sin,
-                self.shape.kv_heads,
-            )
-            write_kv(kv, index, k, v)
-            return paged_attention(q, kv, table, mask).flatten(2).flatten(0, 1)
+            return paged_prefill(
+                qkv, layer.q_norm, layer.k_norm, self.shape.eps, cos, sin,
+                kv, blocks, places.slot, places.position, places.tile, index,
+            )  # fmt: skip
 
-        self._backbone(
-            x.flatten(0, 1).clone(), cache.kv, attend
-        )  # layers may overwrite it; x is the caller's
-        cache.position[slots] += count.int()
+        self._backbone(x.clone(), cache.kv, attend)  # layers may overwrite it; x is the caller's
 
     def _backbone(
         self, x: Tensor, kv: Tensor, attend: Callable[[Tensor, Attending, Tensor], Tensor]
@@ -431,8 +476,12 @@ class FrameTalker:
     ) -> None:
         """The other codebooks: h [b, d], x [b, d'] of the first code; codes int64 [b, books] is written."""
         x = torch.stack([self.w.project(h), x], dim=1)  # [b, 2, d'], the rows of the first pass
-        if self.whole is not None and x.shape[0] <= WHOLE and not variant & NUCLEUS:
-            self.whole(x, o, slots, key, codes)
+        rows = x.shape[0]
+        kernel = self.whole if rows <= WHOLE else None
+        if self.clustered is not None and rows in CLUSTERED:
+            kernel = self.clustered
+        if kernel is not None and not variant & NUCLEUS:
+            kernel(x, o, slots, key, codes)
         else:
             self._predict_by_layers(x, o, slots, key, variant, codes)
 

@@ -14,6 +14,7 @@ codebook, token), it goes on exactly as it would have.
 from __future__ import annotations
 
 import heapq
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,20 +23,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hocket.core import NOTHING, AutoregressiveProgram, Chunk, ChunkKind, HandsOver, Job, Prompt
+from hocket.core import (
+    NOTHING,
+    TILE,
+    AutoregressiveProgram,
+    Chunk,
+    ChunkKind,
+    Entry,
+    HandsOver,
+    Heavy,
+    Job,
+    Places,
+    Prompt,
+    Span,
+    Watches,
+)
 from hocket.errors import InvalidRequest
+from hocket.kernels.rows import put_rows
 from hocket.nn.staging import to_device
 from hocket.runtime.blocks import KvBlocks
-from hocket.runtime.graphs import FrameGraphs, on, own_stream
-from hocket.runtime.playback import PlaybackClock
+from hocket.runtime.graphs import CALL_ROWS, FrameGraphs, on, own_stream
+from hocket.runtime.playback import MARGIN_S, PlaybackClock
 from hocket.runtime.ring import OutputRing, Owner
 from hocket.runtime.slots import Slots
 from hocket.runtime.state import allocate, reset
 from hocket.runtime.stats import StageStats
 
 Sink = Callable[[Chunk], None]
-
-FREE_ROWS = 256  # padded rows a prefill takes at no more time than a few: VoxCPM2 on an H200, 2.1 ms to 2.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +61,7 @@ class AutoregressiveLimits:
     kv_blocks: int = 1024
     block_tokens: int = 16
     max_context: int = 8192  # tokens of one job, prompt and frames
-    prefill_tokens: int = 512  # spent on prefill between two frame steps; 0: no limit
+    prefill_tokens: int = 512  # rows of prefill that surely take less time than a frame lasts; 0: no limit
     prefix_cache: bool = True
     in_flight: int = 1  # steps launched before the first of them is read
     graphs: bool = True  # on CUDA
@@ -106,7 +120,6 @@ class AutoregressiveRunner:
         self._blocks = KvBlocks(limits.kv_blocks, limits.block_tokens, share=limits.prefix_cache)
         self._slots = Slots(limits.slots)
         self._stream = own_stream(device)
-        self._free_rows = FREE_ROWS if self._stream is not None else 0
         max_blocks = -(-context // limits.block_tokens)
         self._state = allocate(
             program.declare(),
@@ -132,6 +145,8 @@ class AutoregressiveRunner:
                 self._run_step, self._run_prefill = self._graphs.step, self._graphs.prefill
         self._ring = OutputRing(limits.in_flight)
         self._hands_over = program if isinstance(program, HandsOver) else None
+        self._watches = program if isinstance(program, Watches) else None
+        self._burst = program.burst_rows if isinstance(program, Heavy) else sys.maxsize
         self._handed = OutputRing(limits.slots)  # what was made before a job's first step
         self._tasks: dict[str, _Task] = {}
         self._waiting: list[tuple[tuple[int, int], _Task]] = []
@@ -218,24 +233,36 @@ class AutoregressiveRunner:
             )
         )
 
-    def tick(self, now: float) -> bool:
+    def tick(self, now: float, collect: bool | None = None) -> bool:
         """Launch what can be launched, read what is there. False when there was nothing to do.
 
-        Never waits for the device, unless only one step may be in flight.
+        Never waits for the device, unless only one step may be in flight. collect: whether to read the oldest
+        step in flight, and then to wait for it; None: read it if it is there. With it given, what this does
+        follows from the calls so far alone: see `hocket.engine.ranks`.
         """
         with on(self._stream):
-            worked = self._collect(now, wait=False)
+            worked = collect is not False and self._collect(now, wait=collect is True)
             if not self._ring.full:
                 self._admit(now)
-                worked |= self._prefill()
+                worked |= self._prefill(self._budget(now))
                 worked |= self._step(now)
-                if self.limits.in_flight == 1 or not worked:
+                if self.limits.in_flight == 1 or not (worked or collect is not None):
                     worked |= self._collect(now, wait=self.limits.in_flight == 1)
         self.stats.observe(now, worked, any(not task.stalled for task in self._tasks.values()))
         return worked
 
     def jobs(self) -> list[str]:
         return list(self._tasks)
+
+    @property
+    def readable(self) -> bool:
+        """Whether `tick` would read a step without waiting for it."""
+        return self._ring.readable
+
+    @property
+    def full(self) -> bool:
+        """Whether `tick` can launch nothing before it has read a step."""
+        return self._ring.full
 
     @property
     def launched(self) -> bool:
@@ -252,23 +279,43 @@ class AutoregressiveRunner:
     # --- admission and giving way -------------------------------------------------------------------
 
     def _admit(self, now: float) -> None:
+        """Give waiting jobs their places, as long as there are any, and let them enter together."""
+        placed: list[_Task] = []
         while self._waiting:
             _, task = self._waiting[0]
             if task.stalled:
                 heapq.heappop(self._waiting)  # parked: comes back when text arrives
                 continue
             if not self._slots.free and not self._make_way(task, now, slot=True):
-                return
+                break
             if not self._place(task) and not (self._make_way(task, now, slot=False) and self._place(task)):
-                return
+                break
             heapq.heappop(self._waiting)
+            placed.append(task)
             if task.arrived is not None:
                 self.stats.queued += 1
                 self.stats.queue_seconds += max(0.0, now - task.arrived)
                 task.arrived = None
+        self._enter([task for task in placed if task.slot])  # who came later may have taken a place
+
+    def _enter(self, tasks: list[_Task]) -> None:
+        """Write what the slots of these tasks hold: a few launches, however many tasks they are."""
+        if not tasks:
+            return
+        slots = [task.slot for task in tasks]
+        blocks = np.zeros((len(tasks), max(len(task.blocks) for task in tasks)), np.int32)
+        for row, task in zip(blocks, tasks, strict=True):
+            row[: len(task.blocks)] = task.blocks
+        reset(self._state, to_device(slots, self.device))
+        state = self._state.tensors
+        positions = np.array([task.prefill_rows for task in tasks])  # where the first step goes on
+        put_rows(slots, [(state.cache.position, positions), (state.cache.blocks, blocks)])
+        entries = [Entry(task.slot, task.job, task.prompt, self._frames(task)) for task in tasks]
+        with self.stats.timed():
+            self.program.join(state, entries)
 
     def _place(self, task: _Task) -> bool:
-        """Give the task a slot, the blocks of its rows and its row of state, or nothing at all."""
+        """Give the task a slot and the blocks of its rows, or nothing at all."""
         if not task.hashes:
             whole = (len(task.prompt.row_keys) - 1) // self.limits.block_tokens  # the last row is the step's
             task.hashes = self._blocks.hashes(task.prompt.row_keys)[:whole]
@@ -288,12 +335,6 @@ class AutoregressiveRunner:
         task.published = len(shared)
         task.launched = len(task.frames)
         self.stats.prefix_hits += len(shared)
-        reset(self._state, to_device([slot], self.device))
-        self._table_writes += [(slot, i, block) for i, block in enumerate(task.blocks)]
-        state = self._state.tensors
-        state.cache.position[slot] = task.tokens
-        with self.stats.timed():
-            self.program.join(state, slot, task.job, task.prompt, self._frames(task))
         self._resident[slot] = task
         return True
 
@@ -348,50 +389,57 @@ class AutoregressiveRunner:
 
     # --- device work ----------------------------------------------------------------------------------
 
-    def _prefill(self) -> bool:
+    def _budget(self, now: float) -> int:
+        """Prompt rows to run before the next frame: all there are while nobody listens yet, so that a burst
+        is heard together and as soon as can be (of a `Heavy` program, as many as it says); else what the
+        listener with least audio in hand can wait for. There are always some, so that a prompt gets on
+        however little slack others have."""
+        least = self.limits.prefill_tokens
+        slack = [t.clock.slack(now) for t in self._resident.values() if t.launched and not t.stalled]
+        if not least:
+            return sys.maxsize
+        if not slack:
+            return max(least, self._burst)
+        return least * max(1, int((min(slack) - MARGIN_S) * self.program.frame_rate_hz))
+
+    def _prefill(self, budget: int) -> bool:
+        """Run prompt rows of new tasks, `budget` of them at most, in rank order."""
         pending = sorted(
             (t for t in self._resident.values() if t.tokens < t.prefill_rows), key=lambda t: t.rank
         )
-        budget = self.limits.prefill_tokens or sum(t.prefill_rows for t in pending)
-        groups: dict[int, list[tuple[_Task, int]]] = {}
+        call: list[tuple[_Task, int]] = []
+        room = CALL_ROWS
         for task in pending:
-            if budget <= 0:
-                break
-            count = min(task.prefill_rows - task.tokens, budget)
-            budget -= count
-            groups.setdefault(count.bit_length(), []).append((task, count))
-        for group in self._merged(groups):
-            self._prefill_group(group)
-        return bool(groups)
+            rows = min(task.prefill_rows - task.tokens, budget)
+            budget -= rows
+            while rows > 0:
+                count = min(rows, room)
+                call.append((task, count))
+                rows, room = rows - count, room - count
+                if room == 0 or len(call) == self.limits.max_batch:
+                    self._prefill_call(call)
+                    call, room = [], CALL_ROWS
+        if call:
+            self._prefill_call(call)
+        return bool(pending)
 
-    def _merged(self, groups: dict[int, list[tuple[_Task, int]]]) -> list[list[tuple[_Task, int]]]:
-        """On an accelerator, groups so small that padding them to one length costs less than another pass
-        over the weights run as one."""
-        out: list[list[tuple[_Task, int]]] = []
-        for _, group in sorted(groups.items()):
-            longest = max(count for _, count in group)  # of all so far: lengths grow from group to group
-            if out and (len(out[-1]) + len(group)) * longest <= self._free_rows:
-                out[-1] += group
-            else:
-                out.append(group)
-        return out
-
-    def _prefill_group(self, group: list[tuple[_Task, int]]) -> None:
-        self._write_tables()
-        program, state = self.program, self._state.tensors
-        longest = max(count for _, count in group)
+    def _prefill_call(self, parts: list[tuple[_Task, int]]) -> None:
+        """Run so many rows of each of these tasks as one call."""
+        spans = [Span(t.prompt, self._frames(t), t.tokens, t.tokens + count) for t, count in parts]
+        slot, position, tiles, first = [], [], [], 0
+        for (task, count), span in zip(parts, spans, strict=True):
+            slot.append(np.full(count, task.slot))
+            position.append(np.arange(span.start, span.stop))
+            tiles += [(first + at, min(TILE, count - at)) for at in range(0, count, TILE)]
+            first += count
+        packed = np.concatenate([*slot, *position, np.array(tiles).flatten()]).astype(np.int32)
         with self.stats.timed():
-            rows = [
-                program.rows(task.prompt, self._frames(task), task.tokens, task.tokens + count)
-                for task, count in group
-            ]
-            x = torch.stack([torch.nn.functional.pad(r, (0, 0, 0, longest - len(r))) for r in rows])
-            slots = to_device([task.slot for task, _ in group], self.device)
-            counts = to_device([count for _, count in group], self.device)
-            context = self._context(max(task.tokens + count for task, count in group))
-            self._run_prefill(state, slots, x, counts, context)
-        for task, count in group:
-            task.tokens += count
+            slots, positions, tile = to_device(packed, self.device).split([first, first, 2 * len(tiles)])
+            places = Places(slots, positions, tile.view(-1, 2))
+            context = self._context(max(span.stop for span in spans))
+            self._run_prefill(self._state.tensors, self.program.rows(spans), places, context)
+        for (task, _), span in zip(parts, spans, strict=True):
+            task.tokens = span.stop
             full = min(task.tokens // self.limits.block_tokens, len(task.hashes))
             for i in range(task.published, full):
                 self._blocks.publish(task.blocks[i], task.hashes[i])
@@ -484,12 +532,21 @@ class AutoregressiveRunner:
             if emit:
                 task.clock.deliver(1 / self.program.frame_rate_hz, now)
                 self.stats.frames += 1
-            if stop:
-                del self._tasks[task.job.id]
-                self._evict(task)
             if emit or stop:
-                self._emit(task, frame[None] if emit else frame[None][:0], last=stop)
+                self._pass_on(task, frame[None] if emit else frame[None][:0], stop)
         return True
+
+    def _pass_on(self, task: _Task, made: np.ndarray, last: bool) -> None:
+        """Hand on what a step made for a task, and end it if it is over."""
+        reason = "length" if len(made) and len(task.frames) >= task.limit else "stop"
+        if self._watches is not None:
+            made, over = self._watches.watch(task.prompt, made, last)
+            last, reason = last or over, "stop" if over else reason
+        if last:
+            del self._tasks[task.job.id]
+            self._evict(task)
+        if len(made) or last:
+            self._emit(task, made, reason if last else "")
 
     def _collect_handed(self) -> None:
         """Pass on what was launched before the step that was just read: it comes before its frames."""
@@ -505,9 +562,9 @@ class AutoregressiveRunner:
                 task.chunks += 1
                 self._sink(chunk)
 
-    def _emit(self, task: _Task, frames: np.ndarray, *, last: bool) -> None:
+    def _emit(self, task: _Task, frames: np.ndarray, reason: str) -> None:
+        """reason: why the task ended, "stop" or "length"; empty: it goes on."""
         kind = self.program.gives
-        length = last and len(frames) > 0 and len(task.frames) >= task.limit
         self._sink(
             Chunk(
                 job=task.job.id,
@@ -515,8 +572,8 @@ class AutoregressiveRunner:
                 index=task.chunks,
                 kind=kind,
                 arrays={kind.value: frames},
-                last=last,
-                finish_reason=("length" if length else "stop") if last else "",
+                last=bool(reason),
+                finish_reason=reason,
             )
         )
         task.chunks += 1

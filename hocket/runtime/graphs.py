@@ -21,9 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.core import AutoregressiveProgram, StepOutput, StreamingProgram, Varied
+from hocket.core import TILE, AutoregressiveProgram, Places, StepOutput, StreamingProgram, Varied
 from hocket.kernels.choice import compiling_ahead
 
+CALL_ROWS = 2048  # of one prefill at most: more would not use the machine better
 _BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 
 
@@ -78,7 +79,6 @@ class GraphPool:
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         # A collection in the middle of a capture could free CUDA memory there, which is an error.
-        gc.collect()
         gc.disable()
         try:
             with torch.cuda.graph(
@@ -121,12 +121,13 @@ class _Rows:
 class FrameGraphs:
     """`AutoregressiveProgram.step` and `.prefill` from graphs.
 
-    max_context: a multiple of the block size. A program whose step is not bounded by context has one graph
-    a batch bucket; others have one for each of a few bounds as well, as prefill always has.
+    max_batch: jobs in one step, or in one prefill. max_context: a multiple of the block size. A program that
+    is not bounded by context has one graph a batch bucket, and one a number of prefill rows; others have one
+    for each of a few bounds as well.
     """
 
-    PREFILL_ROWS = (8, 16, 32, 64, 128, 256, 512)
-    PREFILL_TOKENS = 1024  # beyond, launching costs little beside the work, and prefill runs eagerly
+    # Up to some 250 rows the weights are what takes time, and padding is free.
+    PREFILL_ROWS = (32, 64, 128, 256, 384, 512, 768, 1024, 1536, CALL_ROWS)
 
     def __init__(
         self,
@@ -141,28 +142,27 @@ class FrameGraphs:
         self.program, self._state = program, state
         self._usual = program.usual_variant if isinstance(program, Varied) else 0
         self._batches = batch_buckets(max_batch)
-        self._prefill_contexts = doubling(64, max_context)
         self._contexts = doubling(256, max_context) if program.bounded_by_context else [max_context]
         self._steps, self._prefills = GraphPool(stream), GraphPool(stream)
         self._rows = _Rows(max_batch, device)
-        self._prefill_rows = _Rows(max_batch, device)
         self._nobody = torch.zeros(0, dtype=torch.int64, device=device)
-        self._prefill_x = torch.zeros(self.PREFILL_TOKENS, program.width, dtype=program.dtype, device=device)
-        self._prefill_count = torch.zeros(max_batch, dtype=torch.int64, device=device)
+        self._prefill_x = torch.zeros(CALL_ROWS, program.width, dtype=program.dtype, device=device)
+        size = 2 * (CALL_ROWS + CALL_ROWS // TILE + max_batch)
+        self._places = torch.zeros(size, dtype=torch.int32, device=device)
 
     def warm(self) -> int:
         """Capture what a server's first minutes ask for; the rest is captured when needed. -> graphs held"""
         self._rows.write(self._nobody)
-        with compiling_ahead():  # not prefill: torch would store what its kernels have not computed
+        self._places.zero_()
+        with compiling_ahead():
             for b in self._batches:
                 self._step_call(b, self._contexts[0], self._usual)()
+            for m in self.PREFILL_ROWS:
+                self._prefill_call(m, self._contexts[0])()
         for b in reversed(self._batches):  # the largest first: it sizes the pool
             self._capture_step(b, self._contexts[0], self._usual)
-        for context in self._prefill_contexts[:2]:
-            for n in self.PREFILL_ROWS[:5]:
-                for b in self._batches:
-                    if n * b <= self.PREFILL_TOKENS:
-                        self._capture_prefill(n, b, context)
+        for m in reversed(self.PREFILL_ROWS):
+            self._capture_prefill(m, self._contexts[0])
         return len(self._steps) + len(self._prefills)
 
     def step(self, state: Any, slots: Tensor, context: int, variant: int) -> StepOutput:
@@ -174,57 +174,41 @@ class FrameGraphs:
         self._rows.write(slots)
         return self._steps.replay((b, bound, variant), self._step_call(b, bound, variant))
 
-    def prefill(self, state: Any, slots: Tensor, x: Tensor, count: Tensor, context: int) -> None:
-        """As the program's, in as many parts as the recorded shapes need."""
-        b, n = x.shape[:2]
-        if n > self.PREFILL_ROWS[-1]:
-            self.program.prefill(state, slots, x, count, context)
-            return
-        rows, bound = round_up(n, self.PREFILL_ROWS), round_up(context, self._prefill_contexts)
-        most = max(size for size in self._batches if size * rows <= self.PREFILL_TOKENS)
-        for at in range(0, b, most):
-            part = slice(at, at + most)
-            self._prefill_part(slots[part], x[part], count[part], rows, bound)
-
-    def _prefill_part(self, slots: Tensor, x: Tensor, count: Tensor, rows: int, bound: int) -> None:
-        b, n = x.shape[:2]
-        batch = round_up(b, self._batches)
-        if (rows, batch, bound) not in self._prefills:
-            larger = [k for k in self._prefills if k[0] >= rows and k[1] >= batch and k[2] >= bound]
-            if larger:  # padding costs less than recording while others wait
-                rows, batch, bound = min(larger, key=lambda k: (k[0] * k[1], k[2]))
-            else:
-                self._capture_prefill(rows, batch, bound)
-        self._prefill_rows.write(slots)
-        # Rows of x beyond n and beyond b keep an earlier call's values: finite, and their output is dropped.
-        self._prefill_input(rows, batch)[:b, :n].copy_(x)
-        self._prefill_count[:b].copy_(count)
-        self._prefill_count[b:].zero_()
-        self._prefills.replay((rows, batch, bound), self._prefill_call(rows, batch, bound))
+    def prefill(self, state: Any, x: Tensor, places: Places, context: int) -> None:
+        """As the program's, for at most `CALL_ROWS` rows of at most `max_batch` jobs."""
+        m, tiles = len(x), len(places.tile)
+        key = round_up(m, self.PREFILL_ROWS), round_up(context, self._contexts)
+        if key not in self._prefills:
+            self._capture_prefill(*key)
+        to = self._prefill_places(key[0])
+        # Rows of x beyond m keep an earlier call's values: finite, and written nowhere.
+        self._prefill_x[:m].copy_(x)
+        self._places.zero_()
+        to.slot[:m].copy_(places.slot)
+        to.position[:m].copy_(places.position)
+        to.tile[:tiles].copy_(places.tile)
+        self._prefills.replay(key, self._prefill_call(*key))
 
     def _step_call(self, b: int, context: int, variant: int) -> Callable[[], StepOutput]:
         return lambda: self.program.step(self._state, self._rows.slots[:b], context, variant)
 
-    def _prefill_input(self, n: int, b: int) -> Tensor:
-        return self._prefill_x[: n * b].view(b, n, -1)
+    def _prefill_places(self, m: int) -> Places:
+        """The part of the buffer that a prefill of m rows reads: as many tiles as its jobs may have."""
+        tiles = self._places[2 * m :][: 2 * min(m, m // TILE + self._batches[-1])].view(-1, 2)
+        return Places(slot=self._places[:m], position=self._places[m : 2 * m], tile=tiles)
 
-    def _prefill_call(self, n: int, b: int, context: int) -> Callable[[], None]:
+    def _prefill_call(self, m: int, context: int) -> Callable[[], None]:
         return lambda: self.program.prefill(
-            self._state,
-            self._prefill_rows.slots[:b],
-            self._prefill_input(n, b),
-            self._prefill_count[:b],
-            context,
+            self._state, self._prefill_x[:m], self._prefill_places(m), context
         )
 
     def _capture_step(self, b: int, context: int, variant: int) -> None:
         self._rows.write(self._nobody)
         self._steps.capture((b, context, variant), self._step_call(b, context, variant))
 
-    def _capture_prefill(self, n: int, b: int, context: int) -> None:
-        self._prefill_rows.write(self._nobody)
-        self._prefill_count.zero_()
-        self._prefills.capture((n, b, context), self._prefill_call(n, b, context))
+    def _capture_prefill(self, m: int, context: int) -> None:
+        self._places.zero_()
+        self._prefills.capture((m, context), self._prefill_call(m, context))
 
 
 class StreamGraphs:

@@ -52,6 +52,11 @@ class OutputRing:
     def full(self) -> bool:
         return len(self._entries) >= self.depth
 
+    @property
+    def readable(self) -> bool:
+        """Whether the oldest step's rows are there."""
+        return bool(self._entries) and (self._entries[0].event is None or self._entries[0].event.query())
+
     def push(self, owners: list[Owner], tensors: list[Tensor]) -> None:
         """Rows i of all tensors belong to owners[i]; further rows are padding and are left behind."""
         event, pinned = None, []

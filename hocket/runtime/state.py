@@ -6,6 +6,7 @@ Which slot belongs to whom is not known here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hocket.core import Declared, leaves, map_leaves
+from hocket.kernels.rows import RowTable, fill_rows, give_rows, take_row
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,11 @@ class State:
         """Each tensor with one row a slot."""
         pairs = zip(leaves(self.declaration), leaves(self.tensors), strict=True)
         return [(declared, tensor) for declared, tensor in pairs if declared.per_slot]
+
+    @cached_property
+    def rows(self) -> RowTable:
+        """The same, as what sets and copies whole rows takes it."""
+        return RowTable([tensor for _, tensor in self.per_slot], [d.fill for d, _ in self.per_slot])
 
 
 def allocate(
@@ -59,16 +66,14 @@ def allocate(
 
 def reset(state: State, slots: Tensor) -> None:
     """Set the rows of `slots` int64 [k] to their declared fill, as when a slot changes hands."""
-    for declared, tensor in state.per_slot:
-        tensor.index_fill_(0, slots, declared.fill)
+    fill_rows(state.rows, slots)
 
 
-def snapshot(state: State, slot: int) -> list[Tensor]:
+def snapshot(state: State, slot: int) -> Tensor:
     """A copy of everything one slot holds, to be put back by `restore` into any slot."""
-    return [tensor[slot].clone() for _, tensor in state.per_slot]
+    return take_row(state.rows, slot)
 
 
-def restore(state: State, slot: int, rows: list[Tensor]) -> None:
-    """Write what `snapshot` copied into the rows of `slot`, in place."""
-    for (_, tensor), row in zip(state.per_slot, rows, strict=True):
-        tensor[slot].copy_(row)
+def restore(state: State, slots: Sequence[int], rows: Sequence[Tensor]) -> None:
+    """Write what `snapshot` copied into the rows of as many slots, in place."""
+    give_rows(state.rows, slots, rows)

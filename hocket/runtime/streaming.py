@@ -33,7 +33,7 @@ class StreamingLimits:
 
     slots: int = 16
     max_batch: int = 16
-    max_chunk_frames: int = 32
+    max_chunk_frames: int = 8
     primed_voices: int = 64  # states kept of voices whose reference was already run
     in_flight: int = 1
     graphs: bool = True  # on CUDA
@@ -55,6 +55,14 @@ class _Stream:
     decoded: int = 0  # frames
     promised_s: float = 0.0  # audio launched, delivered or not
     chunks: int = 0
+    began: float | None = None  # when its first frame was there
+
+    def pace_s(self, now: float) -> float | None:
+        """How long a frame has taken to come so far; None before there are two."""
+        if self.began is None:
+            self.began = now
+        came = self.decoded + len(self.pending) - 1
+        return (now - self.began) / came if came else None
 
 
 @dataclass(slots=True)
@@ -95,7 +103,7 @@ class StreamingRunner:
                 self._run_step = self._graphs.step
         self._ring = OutputRing(limits.in_flight)
         self._streams: dict[str, _Stream] = {}
-        self._primed: OrderedDict[bytes, list[Tensor]] = OrderedDict()
+        self._primed: OrderedDict[bytes, Tensor] = OrderedDict()
         self._arrivals = 0
         self.stats = StageStats(name, limits.slots)
 
@@ -165,6 +173,7 @@ class StreamingRunner:
         """Groups (frames, streams) to decode now, the most urgent first."""
         frame_s = self.program.hop / self.program.rate_hz
         groups: dict[int, list[tuple[tuple[bool, float], _Stream]]] = {}
+        placed: list[_Stream] = []
         for stream in sorted(self._streams.values(), key=lambda s: (-s.job.priority, s.order)):
             if stream.closing:
                 continue
@@ -189,9 +198,13 @@ class StreamingRunner:
                     slack_s=slack if stream.launched else None,
                     frame_s=frame_s,
                     largest=self.limits.max_chunk_frames,
+                    pace_s=stream.pace_s(now),
                 )
-            if count and (stream.slot or self._place(stream)):
+            if count and not stream.slot and self._place(stream):
+                placed.append(stream)
+            if count and stream.slot:
                 groups.setdefault(count, []).append(((stream.launched, slack), stream))
+        self._enter(placed)
         out = []
         for count, members in groups.items():
             members.sort(key=lambda m: m[0])
@@ -208,27 +221,35 @@ class StreamingRunner:
         return stream.promised_s - (now - stream.clock.started_at)
 
     def _place(self, stream: _Stream) -> bool:
+        """Give the stream a slot, which `_enter` makes ready."""
         slot = self._slots.take()
-        if slot is None:
-            return False
-        stream.slot = slot
-        reset(self._state, to_device([slot], self.device))
-        prime, key = stream.prompt.prime, stream.prompt.prime_key
-        if prime is None:
-            return True
-        known = self._primed.get(key) if key is not None else None
-        if known is not None:
-            assert key is not None
-            self.stats.cache_hits += 1
-            self._primed.move_to_end(key)
-            restore(self._state, slot, known)
-            return True
-        self._prime(slot, prime)
-        if key is not None:
-            self._primed[key] = snapshot(self._state, slot)
-            if len(self._primed) > self.limits.primed_voices:
-                self._primed.popitem(last=False)
-        return True
+        stream.slot = slot or 0
+        return slot is not None
+
+    def _enter(self, streams: list[_Stream]) -> None:
+        """Make the slots of these streams what their steps start from."""
+        if not streams:
+            return
+        reset(self._state, to_device([stream.slot for stream in streams], self.device))
+        known: list[tuple[int, Tensor]] = []
+        for stream in streams:
+            prime, key = stream.prompt.prime, stream.prompt.prime_key
+            if prime is None:
+                continue
+            state = self._primed.get(key) if key is not None else None
+            if state is not None:
+                assert key is not None
+                self.stats.cache_hits += 1
+                self._primed.move_to_end(key)
+                known.append((stream.slot, state))
+                continue
+            self._prime(stream.slot, prime)
+            if key is not None:
+                self._primed[key] = snapshot(self._state, stream.slot)
+                if len(self._primed) > self.limits.primed_voices:
+                    self._primed.popitem(last=False)
+        if known:
+            restore(self._state, [slot for slot, _ in known], [state for _, state in known])
 
     def _prime(self, slot: int, frames: np.ndarray) -> None:
         """Run frames that nobody hears, so that what follows continues them."""

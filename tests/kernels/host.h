@@ -11,12 +11,17 @@
 #include <cstring>
 #include <vector>
 
+#ifndef CLUSTER
+#define CLUSTER 1
+#endif
 typedef uint32_t u32;
 typedef unsigned long long u64;
 #define DEVICE static inline
 #define CALLED static
+#define DEVICE_MEMBER inline
 #define COMPILE_TIME constexpr
 #define KERNEL(threads) static void
+#define CLUSTERED_KERNEL(threads, size) static void
 #define SHARED_MEMORY(name) char* name = host::self->cta->shared
 
 #if HALF
@@ -110,6 +115,7 @@ DEVICE u32 pack_half(float low, float high) { return to_half(low) | to_half(high
 DEVICE float rsqrtf(float x) { return 1.f / std::sqrt(x); }
 
 DEVICE int thread_id() { return host::self->thread; }
+DEVICE int thread_anew() { return host::self->thread; }
 DEVICE int lane_id() { return host::self->thread & 31; }
 DEVICE int warp_id() { return host::self->thread >> 5; }
 DEVICE int cta_id() { return host::self->cta->id; }
@@ -137,19 +143,20 @@ DEVICE void load8(const void* p, u32* v) {
   memcpy(v, p, 8);
 }
 DEVICE Vec watch16(const void* p) { return load16(p); }
-DEVICE void watch8(const void* p, u32* v) { load8(p, v); }
-DEVICE void store16(void* p, u32 a, u32 b, u32 c, u32 d) { *(Vec*)p = Vec{a, b, c, d}; }
-DEVICE void store8(void* p, u32 a, u32 b) { ((u32*)p)[0] = a, ((u32*)p)[1] = b; }
 DEVICE u32 load4(const void* p) {
   u32 v;
   memcpy(&v, p, 4);
   return v;
 }
+DEVICE u32 watch4(const void* p) { return load4(p); }
+DEVICE void show4(void* p, u32 v) { memcpy(p, &v, 4); }
+DEVICE void fence() {}
 DEVICE unsigned short load2(const void* p) {
   unsigned short v;
   memcpy(&v, p, 2);
   return v;
 }
+DEVICE Vec load16_near(const void* p) { return load16(p); }
 DEVICE Vec load16_constant(const void* p) { return load16(p); }
 DEVICE Vec load16_shared(const void* p) { return load16(p); }
 DEVICE void prefetch(const void* p) {}
@@ -180,22 +187,55 @@ DEVICE void multiply_exactly(float* d, const Vec& low, const Vec& high, const Ve
         d[j] += value(g * 4 + quarter, (j >> 1) * 4 + i) * value(8 * t + 4 * (j & 1) + quarter, 8 + i);
 }
 
-// A barrier's word: arrivals wanted, arrivals missing, phase.
-DEVICE void barrier_init(u64* b, int count) { *b = (u64)count << 32 | (u64)count << 8; }
-DEVICE void barrier_init_done() {}
-DEVICE void barrier_arrive(u64* b) {
-  *b -= 1 << 8;
-  if ((*b >> 8 & 0xffffff) == 0) *b = (*b >> 32 << 32) | (*b >> 32) << 8 | ((*b & 1) ^ 1);
-  host::moved = true;
+namespace host {
+struct Barrier {
+  uint16_t phase;
+  int16_t wanted, missing;  // arrivals
+  int16_t words;  // of four bytes that are to come; below zero if they came before they were expected
+};
+static Barrier* barrier(u64* b) { return (Barrier*)b; }
+static void change(u64* b, int arrivals, int bytes) {
+  Barrier* at = barrier(b);
+  at->missing -= arrivals, at->words += bytes / 4;
+  if (at->missing < 0) fprintf(stderr, "more arrivals than a barrier waits for\n"), abort();
+  if (at->missing == 0 && at->words == 0) at->missing = at->wanted, at->phase ^= 1;
+  moved = true;
 }
+}  // namespace host
+DEVICE void barrier_init(u64* b, int count) { *host::barrier(b) = {0, (int16_t)count, (int16_t)count, 0}; }
+DEVICE void barrier_init_done() {}
+DEVICE void barrier_arrive(u64* b) { host::change(b, 1, 0); }
+DEVICE void barrier_expect(u64* b, u32 bytes) { host::change(b, 1, bytes); }
 DEVICE void barrier_wait(u64* b, u32 parity) {
-  while ((*b & 1) == parity) host::yield();
+  while (host::barrier(b)->phase == parity) host::yield();
   host::moved = true;
 }
 DEVICE void fetch(void* to, const void* from, u32 bytes, u64* barrier) {
   if (((uintptr_t)to | (uintptr_t)from | bytes) & 15) fprintf(stderr, "a copy is not aligned\n"), abort();
   memcpy(to, from, bytes);
   barrier_arrive(barrier);
+}
+
+typedef char* Far;
+DEVICE Far far_address(const void* p, int rank) {
+  host::Cta* mine = host::self->cta;
+  return mine[mine->id / CLUSTER * CLUSTER + rank - mine->id].shared + ((const char*)p - mine->shared);
+}
+DEVICE void send_far(Far to, const float* v, Far barrier) {
+  if ((uintptr_t)to & 15) fprintf(stderr, "16 bytes at an odd address\n"), abort();
+  memcpy(to, v, 16);
+  host::change((u64*)barrier, 0, -16);
+}
+DEVICE void send_far(Far to, float v, Far barrier) {
+  *(float*)to = v;
+  host::change((u64*)barrier, 0, -4);
+}
+DEVICE void barrier_arrive_far(Far barrier) { barrier_arrive((u64*)barrier); }
+DEVICE void barrier_wait_far(u64* barrier, u32 parity) { barrier_wait(barrier, parity); }
+DEVICE void cluster_sync() {
+  static std::vector<host::Meeting> all;
+  if (all.empty()) all.resize(GRID / CLUSTER);
+  host::meet(all[cta_id() / CLUSTER], CLUSTER * host::self->cta->threads);
 }
 
 DEVICE u32 load_acquire(const u32* p) { return *(const volatile u32*)p; }
@@ -238,16 +278,21 @@ static int run_grid(void (*enter)(), int grid, int threads, size_t shared_bytes,
   }
   const size_t warps = fibers.size() / 32;
   size_t left = fibers.size();
+  const unsigned seeded = seed;
   bool stuck = false;
   int quiet = 0;  // turns in which nobody got on: some find out only in the next what another has written
-  static size_t w, lane, offset;  // survive the jumps
+  static size_t w, lane, offset, round;  // survive the jumps
+  round = 0;
   static bool any;
   while (left && !stuck) {
     any = false;
+    round++;
     seed = seed * 1664525u + 1013904223u;
     offset = seed >> 8;
     for (w = 0; w < warps; w++) {
       const size_t at = (w * ((seed & 1) ? 1 : warps - 1) + offset) % warps;
+      // Some programs rest for a while, so that others get as far ahead of them as they may.
+      if (((at / (threads / 32) + 1) * 2654435761u ^ (round / 8) * 40503u * (seeded | 1)) % 5 == 0) continue;
       do {
         moved = false;
         for (lane = 0; lane < 32; lane++) {
@@ -265,7 +310,7 @@ static int run_grid(void (*enter)(), int grid, int threads, size_t shared_bytes,
       } while (moved);
     }
     quiet = any ? 0 : quiet + 1;
-    stuck = quiet > 100;
+    stuck = quiet > 200;
   }
   for (auto& c : ctas) free(c.shared);
   free(stacks);

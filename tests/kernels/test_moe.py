@@ -83,6 +83,16 @@ def test_experts_in_float8(m: int, e: int, k: int, d: int, f: int, device: torch
     assert 1e-6 < wrong < 0.08**2, "three bits of mantissa: about 3 % of each weight, three times"
 
 
+@pytest.mark.parametrize("tile", [(16, 32, 16, 4, 2), (64, 128, 64, 4, 3), (128, 64, 32, 8, 3)])
+def test_experts_whatever_the_tile(
+    tile: tuple[int, ...], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = layer(70, 3, 3, 32, 72, torch.float32, device)
+    usual = experts_triton(*arguments)
+    monkeypatch.setattr("hocket.kernels.moe.tile", lambda *_, gated: tile)
+    torch.testing.assert_close(experts_triton(*arguments), usual, rtol=1e-6, atol=1e-6)
+
+
 def test_a_rows_mates_do_not_change_it(device: torch.device) -> None:
     x, weight, expert, gate_up, down, residual = layer(40, 6, 3, 64, 32, torch.float32, device)
     whole = experts_triton(x, weight, expert, gate_up, down, residual)

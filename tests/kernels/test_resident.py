@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,7 @@ from hocket.kernels import choice, cuda
 from hocket.kernels.attention import paged_decode_torch
 from hocket.kernels.draw import NUCLEUS, WIDE, DrawOptions
 from hocket.kernels.norm import rms_norm_torch
-from hocket.kernels.resident import Backbone, Geometry, Maker, Predictor, obstacle
+from hocket.kernels.resident import SHARED, Backbone, Geometry, Maker, Predictor, obstacle
 from hocket.models.qwen3_tts.config import read_model_config
 from hocket.models.qwen3_tts.talker import TalkerProgram
 from hocket.models.qwen3_tts.weights import load_talker
@@ -83,11 +83,15 @@ def test_predictor_draws_what_its_passes_draw(
     assert torch.equal(*codes)
 
 
-@pytest.mark.parametrize("b", [1, 3, 4])
-def test_rows_with_marks_are_waited_for(b: int, make: Maker | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """fp32, several launches one after another; each program has features of every product, as marks need."""
-    monkeypatch.setattr("hocket.kernels.resident.FEW", 4)
-    d, f, heads, kv_heads, head_dim, layers, vocab = 64, 64, 4, 2, 16, 2, 512
+@pytest.mark.parametrize(
+    ("b", "cluster"),
+    [(1, 8), (17, 8), (40, 8), (9, 4)],
+    ids=["one", "several-tiles", "rows-in-parts", "of-four"],
+)
+def test_clusters_draw_what_passes_draw(b: int, cluster: int, make: Maker | None) -> None:
+    """fp32, greedy and warm rows, features that groups of programs share unevenly; thread by thread, programs
+    get as far ahead of each other as they may."""
+    d, f, heads, kv_heads, head_dim, layers, vocab = 128, 128, 4, 2, 16, 2, 512
     g = torch.Generator().manual_seed(b)
 
     def normal(*shape: int) -> Tensor:
@@ -103,7 +107,7 @@ def test_rows_with_marks_are_waited_for(b: int, make: Maker | None, monkeypatch:
     ]  # fmt: skip
     w = SimpleNamespace(
         inner_layers=blocks, inner_norm=normal(d) + 1, inner_heads=normal(15, vocab, d) * 3,
-        inner_embed=normal(15, vocab, d) * 8,
+        inner_embed=normal(15, vocab, d) * 11,
     )  # fmt: skip
     position = torch.arange(16, device=DEVICE)
     cos, sin = (t.squeeze(1) for t in rotary_tables(head_dim, 1e6, position))
@@ -111,19 +115,17 @@ def test_rows_with_marks_are_waited_for(b: int, make: Maker | None, monkeypatch:
     twin: Any = SimpleNamespace(w=w, inner=shape, books=16, inner_cos=cos, inner_sin=sin)
     predictor = Predictor(
         blocks, w.inner_norm, w.inner_heads, w.inner_embed, cos, sin, kv_heads, EPS, make,
-        grid=4, slot=65536, slots=2 if DEVICE.type == "cuda" else 3,
+        grid=24 if cluster == 8 else 20, slot=16384, slots=4, cluster=cluster,
     )  # fmt: skip
-    assert b <= predictor.few
     heat = torch.tensor([0.0, 0.9] * SLOTS, device=DEVICE)
     o = DrawOptions(heat, torch.full_like(heat, 50).int(), torch.ones_like(heat))
-    for _ in range(3):
-        x = torch.randn(b, 2, d, generator=g).to(DEVICE)
-        slots = torch.randint(SLOTS, (b,), generator=g).to(DEVICE)
-        key = torch.randint(1 << 32, (b, 16), generator=g).to(DEVICE)
-        codes = torch.full((2, b, 16), -1, device=DEVICE)
-        predictor(x, o, slots, key, codes[0])
-        FrameTalker._predict_by_layers(twin, x, o, slots, key, 0, codes[1])
-        assert torch.equal(*codes)
+    x = torch.randn(b, 2, d, generator=g).to(DEVICE)
+    slots = torch.randint(2 * SLOTS, (b,), generator=g).to(DEVICE)
+    key = torch.randint(1 << 32, (b, 16), generator=g).to(DEVICE)
+    codes = torch.full((2, b, 16), -1, device=DEVICE)
+    predictor(x.clone(), o, slots, key, codes[0])
+    FrameTalker._predict_by_layers(twin, x, o, slots, key, 0, codes[1])
+    assert torch.equal(*codes)
 
 
 @pytest.mark.parametrize(
@@ -214,25 +216,47 @@ def test_a_compiler_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) ->
         cuda.compile_cubin("", {}, (9, 0))
 
 
+@pytest.mark.parametrize("grid", [96, 112, 120, 128])
+def test_the_ring_takes_what_shared_memory_is_left(grid: int) -> None:
+    """A predictor of the published size in as many clusters of eight as may fit on a GPU."""
+    g = Geometry(
+        d=1024, f=3072, heads=16, kv_heads=8, head_dim=128, layers=5, vocab=2048, tokens=16, half=True,
+        grid=grid, cluster=8,
+    )  # fmt: skip
+    assert SHARED - g.roomy().slot < g.roomy().shared_bytes <= SHARED
+    with pytest.raises(cuda.Unavailable, match="ring"):
+        replace(g, half=False, f=4096).roomy()
+
+
+@pytest.mark.parametrize("clusters", [True, False], ids=["clusters", "none-fit"])
 @pytest.mark.parametrize(
-    ("rows", "variant", "taken"), [(16, 0, True), (16, WIDE, True), (17, 0, False), (1, NUCLEUS, False)]
-)
-def test_a_talker_takes_the_kernel_for_few_rows(
-    rows: int, variant: int, taken: bool, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    ("rows", "variant", "taken", "without"),
+    [
+        (2, 0, "one kernel", "one kernel"), (3, WIDE, "clusters", "one kernel"),
+        (16, 0, "clusters", "one kernel"), (17, 0, "clusters", "layers"), (64, 0, "clusters", "layers"),
+        (65, 0, "layers", "layers"), (1, NUCLEUS, "layers", "layers"), (17, NUCLEUS, "layers", "layers"),
+    ],
+)  # fmt: skip
+def test_a_talker_chooses_by_rows(
+    rows: int, variant: int, taken: str, without: str, clusters: bool, checkpoint: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """More rows, and draws by top-p, go layer by layer."""
     folder = checkpoint(size="tiny")
     config = read_model_config(folder)
     program = TalkerProgram(config, load_talker(folder, config, DEVICE, torch.float32))
     took: list[str] = []
     monkeypatch.setattr(talker, "WHOLE", 16)
+    monkeypatch.setattr(talker, "CLUSTERED", range(3, 65))
     monkeypatch.setattr(program, "whole", lambda *_: took.append("one kernel"))
+    if clusters:
+        monkeypatch.setattr(program, "clustered", lambda *_: took.append("clusters"))
     monkeypatch.setattr(program, "_predict_by_layers", lambda *_: took.append("layers"))
     h = torch.zeros(rows, program.width, device=DEVICE)
     x = torch.zeros(rows, program.w.inner_norm.shape[0], device=DEVICE)
     nothing: Any = None
     program._predict(h, x, nothing, nothing, nothing, variant, nothing)
-    assert took == ["one kernel" if taken else "layers"]
+    assert took == [taken if clusters else without]
 
 
 def test_on_a_cpu_no_kernel_stays(checkpoint: Callable[..., Path]) -> None:
@@ -240,5 +264,6 @@ def test_on_a_cpu_no_kernel_stays(checkpoint: Callable[..., Path]) -> None:
     config = read_model_config(folder)
     program = TalkerProgram(config, load_talker(folder, config, torch.device("cpu"), torch.float32))
     assert program.whole is None
+    assert program.clustered is None
     assert program.stack is None
     assert "GPU" in str(obstacle(program.w.head))

@@ -19,6 +19,7 @@ from hocket.models.qwen3_tts.config import read_model_config
 from hocket.models.qwen3_tts.frontend import QwenTtsFrontEnd
 from hocket.models.qwen3_tts.talker import TalkerProgram
 from hocket.models.qwen3_tts.weights import load_talker
+from hocket.runtime import autoregressive
 from hocket.runtime.autoregressive import AutoregressiveLimits, AutoregressiveRunner
 
 CPU = torch.device("cpu")
@@ -258,21 +259,67 @@ def test_a_job_that_never_fits_is_refused_at_once(program: TalkerProgram, folder
     assert d.free()
 
 
-def test_small_prompts_of_any_length_run_together_where_rows_are_free(
-    program: TalkerProgram, folder: Path
+def test_a_burst_of_prompts_is_as_few_calls_as_its_rows_fill(
+    program: TalkerProgram, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    passes, codes = [], []
-    for free_rows in (0, 256):
+    calls: list[int] = []
+    codes = []
+    for most, jobs_a_call in ((2048, 16), (50, 16), (2048, 4)):
+        monkeypatch.setattr(autoregressive, "CALL_ROWS", most)
         jobs = make_jobs(folder, 6)
-        d = Driver(program, kv_blocks=256, prefill_tokens=0)
-        d.runner._free_rows = free_rows
-        d.runner._run_prefill = lambda *a: passes.append(a[2].shape[:2]) or program.prefill(*a)  # type: ignore[func-returns-value]
+        d = Driver(program, kv_blocks=256, prefill_tokens=0, max_batch=jobs_a_call)
+
+        def prefill(state: Any, x: torch.Tensor, *rest: Any) -> None:
+            calls.append(len(x))
+            program.prefill(state, x, *rest)
+
+        d.runner._run_prefill = prefill
         for job, arrived in jobs:
             d.start(job, arrived)
         d.finish()
-        passes.append(None)
         codes.append([d.codes(job) for job, _ in jobs])
-    apart, together = passes[: passes.index(None)], passes[passes.index(None) + 1 : -1]
-    assert codes[0] == codes[1]
-    assert len(together) < len(apart)
-    assert all(b * n <= 256 for b, n in together)
+        calls.append(0)
+    whole, cut, by_four = (
+        [int(n) for n in part.split()] for part in " ".join(map(str, calls)).split(" 0")[:3]
+    )
+    assert codes[0] == codes[1] == codes[2]
+    assert len(whole) == 1
+    assert set(cut[:-1]) == {50}
+    assert len(by_four) == 2
+    assert sum(cut) == sum(by_four) == whole[0]
+
+
+@pytest.mark.parametrize(
+    ("frames", "passed_s", "rows"),
+    [
+        (0, 0.0, None),  # nobody listens: the whole burst
+        (1, 0.0, 16),
+        (4, 0.4, 16),  # somebody waits for sound: a little, so that the others get on
+        (9, 0.0, 16 * 5),  # 0.72 s in hand, of which a quarter is kept
+        (9, 0.3, 16 * 2),
+        (25, 0.0, 16 * 21),
+    ],
+)
+def test_prompts_take_the_time_that_listeners_have(
+    program: TalkerProgram, folder: Path, frames: int, passed_s: float, rows: int | None
+) -> None:
+    jobs = make_jobs(folder, 8)
+    d = Driver(program, kv_blocks=300, prefill_tokens=16, prefix_cache=False)
+    if frames:
+        d.runner.start(*jobs[0])
+        for _ in range(frames):
+            d.runner.tick(0.0)
+        assert len(d.out[jobs[0][0].id]) == frames
+    given: list[int] = []
+
+    def prefill(state: Any, x: torch.Tensor, *rest: Any) -> None:
+        given.append(len(x))
+        program.prefill(state, x, *rest)
+
+    d.runner._run_prefill = prefill
+    whole = 0
+    for job, arrived in jobs[1:]:
+        d.runner.start(job, arrived)
+        whole += len(program.begin(job, arrived).row_keys) - 1
+    d.runner.tick(passed_s)
+    assert sum(given) == (whole if rows is None else min(whole, rows))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hocket.core import StepOutput
+from hocket.core import TILE, Places, StepOutput
 from hocket.runtime import graphs
 from hocket.runtime.graphs import FrameGraphs, StreamGraphs, batch_buckets, doubling, round_up
 
@@ -65,10 +65,11 @@ class CountingProgram:
         state.steps.index_add_(0, slots, torch.ones_like(slots))
         return StepOutput(chunk=state.steps[slots], emit=slots > 0, stop=slots < 0)
 
-    def prefill(self, state: Counts, slots: Tensor, x: Tensor, count: Tensor, context: int) -> None:
-        self.shapes.append((*x.shape[:2], context))
+    def prefill(self, state: Counts, x: Tensor, places: Places, context: int) -> None:
+        self.shapes.append((len(x), len(places.tile), context))
         assert x.isfinite().all()
-        state.tokens.index_add_(0, slots, count)
+        first, count = places.tile.unbind(1)
+        state.tokens.index_add_(0, places.slot[first].long(), count.long())
 
 
 def frames(program: CountingProgram, state: Counts) -> FrameGraphs:
@@ -92,28 +93,35 @@ def test_each_row_is_stepped_once_also_when_its_graph_is_made_on_the_way(state: 
     assert set(program.shapes) == {(4, 256, 0), (4, 512, 0), (1, 256, 1)}
 
 
-def test_prefill_counts_no_token_twice(state: Counts) -> None:
-    program = CountingProgram()
-    g = frames(program, state)
-    g.prefill(state, torch.tensor([4, 1]), torch.ones(2, 5, 3), torch.tensor([5, 3]), 5)
-    g.prefill(state, torch.tensor([4]), torch.ones(1, 600, 3), torch.tensor([600]), 605)  # too long: as it is
-    everyone = torch.arange(1, 9)  # more than a step takes
-    g.prefill(state, everyone, torch.ones(8, 2, 3), torch.ones_like(everyone), 700)
-    assert state.tokens[1:].tolist() == [4, 1, 1, 606, 1, 1, 1, 1]
-    assert (2, 8, 64) in program.shapes
-    assert (1, 600, 605) in program.shapes
+def places(*jobs: tuple[int, int]) -> tuple[Tensor, Places]:
+    """Rows, and where they go: so many of each slot, from position 5 on."""
+    slot = torch.cat([torch.full((count,), slot) for slot, count in jobs]).int()
+    position = torch.cat([torch.arange(5, 5 + count) for _, count in jobs]).int()
+    tiles, first = [], 0
+    for _, count in jobs:
+        tiles += [(first + at, min(TILE, count - at)) for at in range(0, count, TILE)]
+        first += count
+    return torch.ones(first, 3), Places(slot, position, torch.tensor(tiles, dtype=torch.int32))
 
 
-def test_prefill_pads_to_what_is_recorded_before_it_records(state: Counts) -> None:
+def test_prefill_counts_no_row_twice_and_none_of_an_earlier_call(state: Counts) -> None:
     program = CountingProgram()
     g = frames(program, state)
-    g.prefill(state, torch.tensor([1, 2, 3, 4]), torch.ones(4, 30, 3), torch.full((4,), 30), 200)
-    program.shapes.clear()
-    g.prefill(state, torch.tensor([5]), torch.ones(1, 3, 3), torch.tensor([3]), 70)
-    assert program.shapes == [(4, 32, 256)]
-    g.prefill(state, torch.tensor([5]), torch.ones(1, 40, 3), torch.tensor([40]), 70)  # nothing is as long
-    assert program.shapes[1:] == [(1, 64, 128)] * 2  # recorded, then run
-    assert state.tokens[1:6].tolist() == [30, 30, 30, 30, 43]
+    g.prefill(state, *places((4, 5), (1, 3)), 5)
+    g.prefill(state, *places((4, 700), (2, 68)), 705)
+    g.prefill(state, *places((3, 1), (5, 1), (4, 2)), 100)
+    assert state.tokens[1:].tolist() == [3, 68, 1, 707, 1, 0, 0, 0]
+    # Recorded, then run: rows, tiles that six jobs may have, context.
+    assert program.shapes == [(32, 7, 256)] * 2 + [(768, 30, 1000)] * 2 + [(32, 7, 256)]
+
+
+def test_largest_prefill_holds_all_its_tiles(state: Counts) -> None:
+    program = CountingProgram()
+    g = frames(program, state)
+    most = [(slot, 1 + 11 * TILE) for slot in range(1, 6)]  # each with a tile that holds one row
+    rest = graphs.CALL_ROWS - sum(count for _, count in most)
+    g.prefill(state, *places(*most, (6, rest)), 1000)
+    assert state.tokens[1:].tolist() == [353] * 5 + [rest, 0, 0]
 
 
 def test_warming_touches_the_padding_row_only(state: Counts) -> None:

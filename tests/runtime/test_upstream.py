@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hocket.core import Chunk, ChunkKind, Job, PagedKV, StepOutput, declared
+from hocket.core import Chunk, ChunkKind, Entry, Job, PagedKV, Places, Span, StepOutput, declared
 from hocket.runtime.autoregressive import AutoregressiveLimits, AutoregressiveRunner
 
 CPU = torch.device("cpu")
@@ -75,15 +75,16 @@ class SumProgram:
             state.values[slot, :n] = torch.tensor(prompt.values, dtype=torch.int32)
             state.length[slot], state.closed[slot] = n, prompt.closed
 
-    def join(self, state: SumState, slot: int, job: Job, prompt: SumPrompt, frames: np.ndarray) -> None:
-        self.write_texts(state, [slot], [prompt])
-        state.frame[slot] = len(frames)
+    def join(self, state: SumState, entries: Sequence[Entry]) -> None:
+        self.write_texts(state, [e.slot for e in entries], [e.prompt for e in entries])
+        for e in entries:
+            state.frame[e.slot] = len(e.frames)
 
-    def rows(self, prompt: SumPrompt, frames: np.ndarray, start: int, stop: int) -> Tensor:
-        return torch.zeros(stop - start, 1)
+    def rows(self, spans: Sequence[Span]) -> Tensor:
+        return torch.zeros(sum(span.stop - span.start for span in spans), 1)
 
-    def prefill(self, state: SumState, slots: Tensor, x: Tensor, count: Tensor, context: int) -> None:
-        state.cache.position[slots] += count.int()
+    def prefill(self, state: SumState, x: Tensor, places: Places, context: int) -> None:
+        """Nothing is read from the cache."""
 
     def step(self, state: SumState, slots: Tensor, context: int, variant: int) -> StepOutput:
         used = FIRST + state.frame[slots]

@@ -14,7 +14,6 @@ import numpy as np
 from hocket.core import Chat, Job, Message, ModelInfo, Sampling, SpeechRequest, TextFeed, Voice
 from hocket.errors import InvalidRequest, Unsupported, clip
 from hocket.models.qwen3_omni.code2wav import RATE_HZ
-from hocket.models.qwen3_omni.config import read_json
 from hocket.models.qwen3_omni.handoff import (
     FIRST,
     INNER,
@@ -25,10 +24,12 @@ from hocket.models.qwen3_omni.handoff import (
 )
 from hocket.models.qwen3_omni.processing import Processor, Reading
 from hocket.models.qwen3_omni.prompt import ThinkerInput
+from hocket.models.qwen3_omni.stops import Words
 from hocket.nn.talker import MAX_TEXT, DrawInput
 
 MAX_FRAMES = 4096
 MAX_TOKENS = 2048  # of text, where the client set no limit
+MAX_STOP_TEXTS = 16
 ANSWERS = ("text", "audio")
 DEFAULT_VOICE = "ethan"  # the published code's; the first of the checkpoint's if it has no such voice
 
@@ -67,8 +68,7 @@ class QwenOmniFrontEnd:
             thinks=self.processor.render([Message(role="user", parts=["?"])]).rstrip().endswith("<think>"),
         )
         self._speakers = {name.lower(): id for name, id in speakers.items()}
-        self._shown = _shown_tokens(folder)
-        self._first_added = min(self.processor.specials.values())
+        self._words = Words(folder)
         self._role = self.processor.encode("<|im_start|>assistant\n")
 
     # --- FrontEnd -----------------------------------------------------------------------------
@@ -79,17 +79,11 @@ class QwenOmniFrontEnd:
     def detokenize(self, ids: Sequence[int]) -> str:
         """Control tokens, and ids that the model has and the tokenizer has not, are left out; tokens that
         stand for something in a text (<think>) are in it."""
-        out, plain = [], list[int]()
         size = self.config.thinker_config.text_config.vocab_size
         for id in ids:
             if not 0 <= id < size:
                 raise InvalidRequest(f"token {id} is not in the vocabulary of {size}", param="tokens")
-            if id in self._shown:
-                out += [self.processor.tokenizer.decode(plain), self._shown[id]]
-                plain = []
-            elif id < self._first_added:
-                plain.append(id)
-        return "".join([*out, self.processor.tokenizer.decode(plain)])
+        return b"".join(map(self._words.spelled, ids)).decode(errors="replace")
 
     def units(self, text: str) -> list[str]:
         return [text]
@@ -110,7 +104,7 @@ class QwenOmniFrontEnd:
         heard = sum(c.tokens for c in reading.audio.clips) if reading.audio else 0
 
         route = ["thinker"]
-        inputs = {"thinker": msgspec.msgpack.encode(self._thinker(reading, chat.sampling))}
+        inputs = {"thinker": msgspec.msgpack.encode(self._thinker(reading, chat))}
         for stage, media in (("vision", reading.vision), ("audio", reading.audio)):
             if media is not None:
                 route.insert(0, stage)
@@ -134,14 +128,17 @@ class QwenOmniFrontEnd:
 
     # --- inputs of the stages -------------------------------------------------------------------
 
-    def _thinker(self, reading: Reading, s: Sampling) -> ThinkerInput:
+    def _thinker(self, reading: Reading, chat: Chat) -> ThinkerInput:
+        s = chat.sampling
         _check_sampling(s)
+        _check_stops(chat.stops)
         return ThinkerInput(
             ids=reading.ids.astype(np.int32).tobytes(),
             positions=b"" if reading.positions is None else reading.positions.astype(np.float32).tobytes(),
             audio=[(c.key, c.tokens) for c in reading.audio.clips] if reading.audio else [],
             vision=[(p.key, p.tokens) for p in reading.vision.pictures] if reading.vision else [],
             stops=[self.config.im_end_token_id],
+            stop_texts=list(chat.stops),
             temperature=_first(s.temperature, 0.0),
             top_k=_first(s.top_k, 0),
             top_p=_first(s.top_p, 1.0),
@@ -240,17 +237,21 @@ class QwenOmniFrontEnd:
         return MAX_TOKENS if wanted is None else wanted
 
 
-def _shown_tokens(folder: Path) -> dict[int, str]:
-    """Tokens added to the vocabulary that are part of a text."""
-    added = read_json(folder / "tokenizer_config.json")["added_tokens_decoder"]
-    return {int(id): token["content"] for id, token in added.items() if not token.get("special", True)}
-
-
 def _check_sampling(s: Sampling) -> None:
     _within("temperature", s.temperature, 0, 10)
     _within("top_p", s.top_p, 0, 1, open_low=True)
     _within("top_k", s.top_k, 0, 1 << 30)
     _within("repetition_penalty", s.repetition_penalty, 0, 10, open_low=True)
+
+
+def _check_stops(stops: Sequence[str]) -> None:
+    if len(stops) > MAX_STOP_TEXTS:
+        raise InvalidRequest(
+            f"stop holds {len(stops)} strings; at most {MAX_STOP_TEXTS} are taken", param="stop"
+        )
+    for at, stop in enumerate(stops):
+        if not stop:
+            raise InvalidRequest("an empty string ends no text; leave it out", param=f"stop.{at}")
 
 
 def _first(*values: N | None) -> N:

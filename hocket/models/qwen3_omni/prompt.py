@@ -9,6 +9,7 @@ import numpy as np
 
 from hocket.models.qwen3_omni.config import ModelConfig
 from hocket.models.qwen3_omni.handoff import user_turns
+from hocket.models.qwen3_omni.stops import StopTexts
 from hocket.nn.sampler import NARROW, NUCLEUS, WIDE
 
 # Step variants, beside WIDE and NUCLEUS, which say more of LIMITED.
@@ -56,6 +57,7 @@ class ThinkerInput(msgspec.Struct, kw_only=True):
     audio: list[tuple[bytes, int]] = []  # key and tokens of each recording, in the order of its pads
     vision: list[tuple[bytes, int]] = []  # of each image and film
     stops: list[int]  # ids that end the text; at most MAX_STOPS
+    stop_texts: list[str] = []  # and strings
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -76,6 +78,7 @@ class ThinkerPrompt:
     handed: np.ndarray  # int64: rows whose hidden state the Talker reads
     row_keys: list[bytes] = field(default_factory=list)
     variant: int = 0
+    stop_texts: StopTexts | None = None
 
     @property
     def delta(self) -> float:

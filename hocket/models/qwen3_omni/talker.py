@@ -6,7 +6,7 @@ The backbone's MLPs are mixtures of experts. Numerics follow transformers 5.17.0
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -18,7 +18,7 @@ from hocket.models.qwen3_omni.config import DecoderConfig, ModelConfig
 from hocket.models.qwen3_omni.handoff import FIRST, INNER, NONE, TalkerInput, TalkerPrompt, open_prompt
 from hocket.nn.moe import moe_layer
 from hocket.nn.staging import to_device
-from hocket.nn.talker import FrameTalker, TalkerShape, TalkerWeights, resize
+from hocket.nn.talker import FrameTalker, Piece, TalkerShape, TalkerWeights, resize
 from hocket.nn.transformer import Shape
 
 
@@ -62,19 +62,24 @@ class TalkerProgram(FrameTalker):
     def take(self, prompt: TalkerPrompt, chunk: Chunk) -> None:
         prompt.take(chunk)
 
-    def prompt_rows(self, prompt: TalkerPrompt, start: int, stop: int) -> Tensor:
-        p = prompt
-        text, codec = p.text[start:stop], p.codec[start:stop]
+    def prompt_rows(self, pieces: Sequence[Piece]) -> Tensor:
+        text = np.concatenate([p.text[start:stop] for p, start, stop in pieces])
+        codec = np.concatenate([p.codec[start:stop] for p, start, stop in pieces])
         self.w.text.ensure(text)
         x = self.w.text.table[self._ids(text)]
-        media = np.flatnonzero((p.media >= start) & (p.media < stop))
-        if len(media):
-            assert p.hidden is not None
-            hidden = to_device(p.hidden[media], self.device).to(x.dtype)
-            x[self._ids(p.media[media] - start)] = resize(hidden, *self._hidden)
+        first, where, hidden = 0, [], []
+        for p, start, stop in pieces:
+            media = np.flatnonzero((p.media >= start) & (p.media < stop))
+            if len(media):
+                where.append(p.media[media] - start + first)
+                hidden.append(p.hidden[media])
+            first += stop - start
+        if where:
+            rows = to_device(np.concatenate(hidden), self.device).to(x.dtype)
+            x[self._ids(np.concatenate(where))] = resize(rows, *self._hidden)
         added = np.flatnonzero(codec != NONE)
         if len(added):
-            x[self._ids(added)] += self.w.codec[self._ids(codec[added])]
+            x.index_add_(0, self._ids(added), self.w.codec[self._ids(codec[added])])
         return x
 
 

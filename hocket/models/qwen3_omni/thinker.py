@@ -18,11 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hocket.core import Chunk, ChunkKind, Job, PagedKV, StepOutput, declared
+from hocket.core import Chunk, ChunkKind, Entry, Job, PagedKV, Places, Span, StepOutput, declared
 from hocket.kernels.attention import paged_decode
 from hocket.kernels.choice import use_triton
 from hocket.kernels.linear import norm_linear
 from hocket.kernels.prefill import paged_prefill
+from hocket.kernels.rows import put_rows
 from hocket.kernels.token import begin_token, end_token
 from hocket.kernels.vocabulary import draw_any
 from hocket.models.qwen3_omni.config import ModelConfig
@@ -35,6 +36,7 @@ from hocket.models.qwen3_omni.prompt import (
     ThinkerPrompt,
     build_prompt,
 )
+from hocket.models.qwen3_omni.stops import StopTexts, Words
 from hocket.nn.attention import kv_index
 from hocket.nn.moe import MoeLayerWeights, moe_layer
 from hocket.nn.parallel import WHOLE, Shard
@@ -77,15 +79,23 @@ class ThinkerState:
 
 
 class ThinkerProgram:
-    """Implements `hocket.core.AutoregressiveProgram` and `HandsOver`."""
+    """Implements `hocket.core.AutoregressiveProgram`, `HandsOver`, `Heavy` and `Watches`."""
 
     gives = ChunkKind.TOKENS
+    burst_rows = 2048  # some 60 ms beside 12 of a step of 16 rows: estimates, from how long jobs queued
     frame_rate_hz = 12.5  # the Talker reads one token a frame
 
-    def __init__(self, config: ModelConfig, weights: ThinkerWeights, shard: Shard = WHOLE) -> None:
-        """shard: the part of the layers that `weights` holds; see `hocket.nn.parallel`."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: ThinkerWeights,
+        shard: Shard = WHOLE,
+        words: Words | None = None,
+    ) -> None:
+        """shard: the part of the layers that `weights` holds; see `hocket.nn.parallel`. words: for jobs whose
+        texts end at strings."""
         t = config.thinker_config.text_config
-        self.config, self.w, self.shard = config, weights, shard
+        self.config, self.w, self.shard, self.words = config, weights, shard, words
         heads, kv_heads = t.num_attention_heads // shard.size, t.num_key_value_heads // shard.size
         self.shape = Shape(heads, kv_heads, t.head_dim, t.rms_norm_eps)
         self.max_tokens = t.max_position_embeddings
@@ -131,7 +141,16 @@ class ThinkerProgram:
         prompt = build_prompt(self.config, i, audio, vision)
         if "talker" not in job.route:
             prompt.handed = prompt.handed[:0]  # nobody reads them
+        if i.stop_texts:
+            assert self.words is not None, "this program was made without words"
+            prompt.stop_texts = StopTexts(i.stop_texts, self.words)
         return prompt
+
+    def watch(self, prompt: ThinkerPrompt, frames: np.ndarray, last: bool) -> tuple[np.ndarray, bool]:
+        if prompt.stop_texts is None:
+            return frames, False
+        ids, over = prompt.stop_texts.add(frames[:, 0].tolist(), last=last)
+        return np.array(ids, np.int32)[:, None], over
 
     def feed(self, prompt: ThinkerPrompt, data: bytes) -> None:
         raise AssertionError("a chat is whole before it is answered")
@@ -144,51 +163,66 @@ class ThinkerProgram:
     ) -> None:
         """Nothing to do: no text arrives later."""
 
-    def join(
-        self, state: ThinkerState, slot: int, job: Job, prompt: ThinkerPrompt, frames: np.ndarray
-    ) -> None:
-        i, made = prompt.input, len(frames)
-        state.token[slot] = int(frames[-1, 0]) if made else int(prompt.ids[-1])
-        state.made[slot] = made
-        state.limit[slot] = job.frames_allowed("thinker")
-        state.seed[slot] = job.seed
-        state.penalty[slot] = i.repetition_penalty
-        state.temperature[slot] = i.temperature
-        state.top_k[slot] = min(i.top_k, 1 << 30)
-        state.top_p[slot] = i.top_p
-        if i.stops:
-            stops = to_device(np.array(i.stops, np.int32), self.device)
-            state.stops[slot, : len(i.stops)] = stops
-        if prompt.positions is not None:
-            rows = len(prompt.ids)
-            state.delta[slot] = prompt.delta
-            state.placed[slot] = rows
-            places = to_device(prompt.positions, self.device)
-            state.places[slot].flatten(0, 1)[:rows] = places
-        if i.repetition_penalty != 1:
-            ids = np.concatenate([prompt.ids, frames[:, 0].astype(np.int64)]) if made else prompt.ids
-            state.seen[slot, to_device(ids, self.device)] = True
-        state.live[slot] = True
+    def join(self, state: ThinkerState, entries: Sequence[Entry]) -> None:
+        inputs = [e.prompt.input for e in entries]
+        newest = [int(e.frames[-1, 0]) if len(e.frames) else int(e.prompt.ids[-1]) for e in entries]
+        stops = np.full((len(entries), MAX_STOPS), -1)
+        for row, i in zip(stops, inputs, strict=True):
+            row[: len(i.stops)] = i.stops
+        s, slots = state, [e.slot for e in entries]
+        rows = [
+            (s.token, newest),
+            (s.made, [len(e.frames) for e in entries]),
+            (s.limit, [e.job.frames_allowed("thinker") for e in entries]),
+            (s.seed, [e.job.seed for e in entries]),
+            (s.penalty, [i.repetition_penalty for i in inputs]),
+            (s.temperature, [i.temperature for i in inputs]),
+            (s.top_k, [min(i.top_k, 1 << 30) for i in inputs]),
+            (s.top_p, [i.top_p for i in inputs]),
+            (s.stops, stops),
+            (s.live, [True] * len(entries)),
+        ]
+        put_rows(slots, [(tensor, np.asarray(values)) for tensor, values in rows])
+        for e in entries:
+            prompt, length = e.prompt, len(e.prompt.ids)
+            if prompt.positions is not None:
+                put_rows(
+                    [e.slot],
+                    [
+                        (s.delta, np.array([prompt.delta])),
+                        (s.placed, np.array([length])),
+                        (s.places, prompt.positions[None]),
+                    ],
+                )
+            if prompt.input.repetition_penalty != 1:
+                made = e.frames[:, 0].astype(np.int64) if len(e.frames) else prompt.ids[:0]
+                s.seen[e.slot, to_device(np.concatenate([prompt.ids, made]), self.device)] = True
 
-    def rows(self, prompt: ThinkerPrompt, frames: np.ndarray, start: int, stop: int) -> Tensor:
-        length = len(prompt.ids)
-        ids = prompt.ids[start:stop]
-        if stop > length:
-            ids = np.concatenate([ids, frames[max(start - length, 0) : stop - length, 0].astype(np.int64)])
-        x = self.w.embed.new_zeros(stop - start, 1 + self.maps, self.width // (1 + self.maps))
+    def rows(self, spans: Sequence[Span]) -> Tensor:
+        ids = np.concatenate([_ids(span) for span in spans])
+        x = self.w.embed.new_zeros(len(ids), 1 + self.maps, self.width // (1 + self.maps))
         x[:, 0] = self.w.embed[to_device(ids, self.device)]
-        for at, rows in ((prompt.audio_at, prompt.audio), (prompt.vision_at, prompt.vision)):
-            first, last = np.searchsorted(at, (start, stop))
+        begin = 0
+        for span in spans:
+            count = span.stop - span.start
+            self._put_media(x[begin : begin + count], span)
+            begin += count
+        return x.flatten(1)
+
+    def _put_media(self, x: Tensor, span: Span) -> None:
+        """Write the rows of media into x [m, 1 + maps, d] of one span."""
+        p = span.prompt
+        for at, rows in ((p.audio_at, p.audio), (p.vision_at, p.vision)):
+            first, last = np.searchsorted(at, (span.start, span.stop))
             if first == last:
                 continue
             assert rows is not None
-            where = to_device(at[first:last] - start, self.device)
+            where = to_device(at[first:last] - span.start, self.device)
             given = from_host(rows[..., first:last, :], self.device, self.dtype)
             if given.dim() == 2:
                 x[where, 0] = given
             else:
                 x[where] = given.transpose(0, 1)
-        return x.flatten(1)
 
     def hand_over(self, state: ThinkerState, slot: int, prompt: ThinkerPrompt) -> dict[str, Tensor]:
         """{"rows": [n, d]}: what the Talker projects for the media rows of user turns, in their order: the
@@ -197,7 +231,7 @@ class ThinkerProgram:
             return {}
         at = to_device(prompt.handed, self.device)
         block_tokens = state.cache.kv.shape[3]
-        index = kv_index(state.cache.blocks[slot : slot + 1], at[None], block_tokens)[0]
+        index = kv_index(state.cache.blocks, torch.full_like(at, slot), at, block_tokens)
         return {"rows": state.hidden[0].flatten(0, 1)[index]}
 
     # --- device side ------------------------------------------------------------------------------
@@ -222,7 +256,7 @@ class ThinkerProgram:
         logits = norm_linear(x, w.norm, w.head, self.shape.eps)  # [b, vocab]
         if variant & PENALTY:
             logits = penalise(logits.float(), s.seen[slots], s.penalty[slots])
-        token = self._draw(logits, s, slots, i.key, variant)  # [b]
+        token = self._draw(logits, s, slots, i.key[:, 0], variant)  # [b]
         if variant & PENALTY:
             s.seen[slots, token] |= i.live
         chunk, emit, stop = end_token(
@@ -239,35 +273,25 @@ class ThinkerProgram:
         limited = (o.temperature > 0) & ((o.top_k > 0) | (o.top_p < 1))
         return torch.where(limited, draw(logits.float(), o, key, variant), token)
 
-    def prefill(self, state: ThinkerState, slots: Tensor, x: Tensor, count: Tensor, context: int) -> None:
+    def prefill(self, state: ThinkerState, x: Tensor, places: Places, context: int) -> None:
         s, cache = state, state.cache
-        b, n, _ = x.shape
         block_tokens = cache.kv.shape[3]
-        step = torch.arange(n, device=x.device)
-        valid = step < count[:, None]  # [b, n]
-        position = torch.where(valid, cache.position[slots].long()[:, None] + step, 0)
-        blocks = cache.blocks[slots]  # [b, max_blocks]
-        index = torch.where(valid, kv_index(blocks, position, block_tokens), 0)  # padding: block 0
-        table = blocks[:, : -(-context // block_tokens)]
-        start = cache.position[slots]  # [b]
-        known = s.places.flatten(1, 2)[slots[:, None], position]  # [b, n, 3]
-        place = torch.where(
-            (position < s.placed[slots][:, None])[..., None],
-            known,
-            (position + s.delta[slots][:, None])[..., None],
-        )
+        slot, position = places.slot.long(), places.position.long()  # [m]
+        index = kv_index(cache.blocks, slot, position, block_tokens)
+        blocks = cache.blocks[:, : -(-context // block_tokens)]
+        known = s.places.flatten(1, 2)[slot, position]  # [m, 3]
+        place = torch.where((position < s.placed[slot])[:, None], known, (position + s.delta[slot])[:, None])
         cos, sin = mrope_tables(self.frequency, self.sections, place, x.dtype)
 
         def attend(qkv: Tensor, layer: MoeLayerWeights, kv: Tensor) -> Tensor:
             return paged_prefill(
-                qkv.unflatten(0, (b, n)), layer.q_norm, layer.k_norm, self.shape.eps, cos, sin,
-                kv, table, start, count, index,
-            ).flatten(0, 1)  # fmt: skip
+                qkv, layer.q_norm, layer.k_norm, self.shape.eps, cos, sin,
+                kv, blocks, places.slot, places.position, places.tile, index,
+            )  # fmt: skip
 
-        row, *deep = x.flatten(0, 1).unflatten(1, (1 + self.maps, -1)).unbind(1)  # each [b * n, d]
+        row, *deep = x.unflatten(1, (1 + self.maps, -1)).unbind(1)  # each [m, d]
         row = row.clone(memory_format=torch.contiguous_format)  # layers may overwrite it; x is the caller's
-        self._backbone(row, deep, cache.kv, attend, s.hidden, index.flatten())
-        cache.position[slots] += count.int()
+        self._backbone(row, deep, cache.kv, attend, s.hidden, index)
 
     def _backbone(
         self,
@@ -294,3 +318,11 @@ class ThinkerProgram:
             if deep is not None and i < len(deep):
                 x = x + deep[i]
         return x
+
+
+def _ids(span: Span) -> np.ndarray:
+    """Ids int64 [stop - start] of a prompt followed by the tokens made."""
+    length = len(span.prompt.ids)
+    made = span.frames[max(span.start - length, 0) : max(span.stop - length, 0)]
+    ids: np.ndarray = span.prompt.ids[span.start : span.stop]
+    return np.concatenate([ids, made[:, 0].astype(np.int64)]) if len(made) else ids

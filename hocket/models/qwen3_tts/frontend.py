@@ -185,9 +185,10 @@ class QwenTtsFrontEnd:
                 param="task_type",
             )
         if wanted != task:
+            given = "task_type" if r.task else "ref_audio" if r.reference else "speaker_embedding"
             raise InvalidRequest(
-                f"this checkpoint does {task}, not {wanted}",
-                param="task_type" if r.task else "ref_audio",
+                f"this checkpoint does {task}, not {wanted}: leave {given} out, or serve one that does",
+                param=given,
                 code="unsupported_task",
             )
         if task == "Base" and not cloning:

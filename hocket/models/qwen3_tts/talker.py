@@ -5,7 +5,7 @@ Numerics follow qwen-tts 0.1.1: core/models/modeling_qwen3_tts.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -16,7 +16,7 @@ from hocket.kernels.frame import embed_codes_torch as embed_codes
 from hocket.models.qwen3_tts.config import BlockConfig, ModelConfig
 from hocket.models.qwen3_tts.prompt import FRAME, SPEAKER, TalkerInput, TalkerPrompt, TextUpdate, build_prompt
 from hocket.nn.staging import to_device
-from hocket.nn.talker import FrameTalker, TalkerShape, TalkerWeights
+from hocket.nn.talker import FrameTalker, Piece, TalkerShape, TalkerWeights
 from hocket.nn.transformer import Shape, decoder_layer
 
 FIRST_IDS_WITHOUT_END = 2  # the reference generates with min_new_tokens = 2
@@ -59,22 +59,31 @@ class TalkerProgram(FrameTalker):
     def take(self, prompt: TalkerPrompt, chunk: Chunk) -> None:
         raise AssertionError("the reference stage is done before the talker starts")
 
-    def prompt_rows(self, prompt: TalkerPrompt, start: int, stop: int) -> Tensor:
-        p = prompt
-        text, codec = p.text[start:stop], p.codec[start:stop]
+    def prompt_rows(self, pieces: Sequence[Piece]) -> Tensor:
+        text = np.concatenate([p.text[start:stop] for p, start, stop in pieces])
+        codec = np.concatenate([p.codec[start:stop] for p, start, stop in pieces])
         self.w.text.ensure(text)
-        x = self.w.text.table[self._ids(text)]
         preset = np.flatnonzero(codec >= 0)
-        if len(preset):
-            x[self._ids(preset)] += self.w.codec[self._ids(codec[preset])]
-        for at in np.flatnonzero(codec == SPEAKER):
-            x[at] += to_device(np.array(p.speaker), self.device).to(x)
+        ids, at, added = self._ids(np.concatenate([text, preset, codec[preset]])).split(
+            [len(text), len(preset), len(preset)]
+        )
+        x = self.w.text.table[ids]
+        x.index_add_(0, at, self.w.codec[added])
+        vectors = np.flatnonzero(codec == SPEAKER)
+        if len(vectors):
+            speakers = np.stack([p.speaker for p, start, stop in pieces if SPEAKER in p.codec[start:stop]])
+            x.index_add_(0, self._ids(vectors), to_device(speakers, self.device).to(x))
         frames = np.flatnonzero(codec == FRAME)
         if len(frames):
-            first = int(np.count_nonzero(p.codec[:start] == FRAME))
-            codes = self._ids(p.reference[first : first + len(frames)])
-            x[self._ids(frames)] += embed_codes(codes, self.w.codes)
+            given = np.concatenate([_reference(*piece) for piece in pieces])
+            x.index_add_(0, self._ids(frames), embed_codes(self._ids(given), self.w.codes))
         return x
+
+
+def _reference(prompt: TalkerPrompt, start: int, stop: int) -> np.ndarray:
+    """Codes of the reference frames among some rows of a prompt."""
+    first = np.count_nonzero(prompt.codec[:start] == FRAME)
+    return prompt.reference[first : first + np.count_nonzero(prompt.codec[start:stop] == FRAME)]
 
 
 def _shape(c: BlockConfig) -> Shape:

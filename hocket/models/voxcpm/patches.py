@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hocket.kernels.flow import guided_step
+from hocket.kernels.flow import Flow, Reading, guided_step
 from hocket.models.voxcpm.stacks import Linear, Stack, per_token, run_whole
 
 MAX_STEPS = 50
@@ -35,6 +35,7 @@ class Encoder:
     leave: Linear  # d' -> d
     cos: Tensor  # fp32 [1 + patch, head_dim]
     sin: Tensor
+    whole: Reading | None = None  # all of it in one kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +50,15 @@ class Diffusion:
     length: Tensor  # fp32 [MAX_STEPS + 1, MAX_STEPS]  of the Euler step after it; 0 beyond the last
     cos: Tensor  # fp32 [tokens, head_dim]
     sin: Tensor
+    whole: Flow | None = None  # all estimates in one kernel
 
 
 def encode_patches(w: Encoder, patches: Tensor, share: Tensor | None) -> Tensor:
     """patches [m, patch, feat] -> [m, d]; share [m, ranks]."""
-    x = w.enter(patches, None)  # [m, patch, d']
-    x = torch.cat([w.special.expand(x.shape[0], 1, -1), x], dim=1)
+    special = w.special.expand(patches.shape[0], 1, -1)
+    if w.whole is not None and len(patches) <= w.whole.geometry.streams and share is None:
+        return w.whole(special.contiguous(), patches.flatten(1).float())
+    x = torch.cat([special, w.enter(patches, None)], dim=1)  # [m, 1 + patch, d']
     h = run_whole(w.stack, x, 0, 1, w.cos, w.sin, None)  # [m, 1, d']
     return w.leave(h[:, 0], share)
 
@@ -94,20 +98,34 @@ def diffuse(
     head = torch.cat([*parts, last.expand(*wide, -1, -1)], dim=3)  # [sides, calls, b, tokens - patch, d']
     length = w.length[steps, :calls].t().contiguous()  # [calls, b]
     x = noise.flatten(1)
-    now = x.to(mu.dtype)
-    first = head.shape[3]
+    if w.whole is not None and b <= w.whole.geometry.streams and share is None:
+        w.whole(head, x, guidance, length)
+    else:
+        move(w, head, x, guidance, length, share)
+    return x.unflatten(1, (patch, feat))
+
+
+def move(
+    w: Diffusion, head: Tensor, x: Tensor, guidance: Tensor, length: Tensor, share: Tensor | None
+) -> None:
+    """Move x along its velocities, in place: the twin of `hocket.kernels.flow.Flow`, which says of what.
+
+    share [sides * b * tokens, ranks].
+    """
+    sides, calls = head.shape[:2]
+    first, feat = head.shape[3], w.enter.weight.shape[1]
+    now = x.to(head.dtype)
     for call in range(calls):
-        enter = w.enter(now.unflatten(1, (patch, feat)), None)
+        enter = w.enter(now.unflatten(1, (-1, feat)), None)
         tokens = torch.cat([head[:, call], enter.expand(sides, -1, -1, -1)], dim=2)  # [sides, b, tokens, d']
         h = run_whole(
-            w.stack, tokens.flatten(0, 1), first, patch, w.cos, w.sin, share
+            w.stack, tokens.flatten(0, 1), first, enter.shape[1], w.cos, w.sin, share
         )  # [sides * b, patch, d']
         velocity = w.leave(h, None).flatten(1)
-        if guided:
-            now = guided_step(x, velocity, guidance, length[call], mu.dtype)
+        if sides == 2:
+            now = guided_step(x, velocity, guidance, length[call], head.dtype)
         else:
-            now = x.sub_(length[call][:, None] * velocity.float()).to(mu.dtype)
-    return x.unflatten(1, (patch, feat))
+            now = x.sub_(length[call][:, None] * velocity.float()).to(head.dtype)
 
 
 # --- time --------------------------------------------------------------------------------------

@@ -8,8 +8,11 @@ voxcpm 2.0.3: model/voxcpm2.py and model/voxcpm.py `_inference`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,10 +20,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hocket.core import Chunk, ChunkKind, Job, PagedKV, StepOutput, declared
+from hocket.core import Chunk, ChunkKind, Entry, Job, PagedKV, Places, Span, StepOutput, declared
 from hocket.kernels.attention import paged_decode
 from hocket.kernels.choice import use_triton
+from hocket.kernels.cuda import Unavailable
+from hocket.kernels.flow import Flow, Reading
+from hocket.kernels.language import Language
 from hocket.kernels.prefill import paged_prefill
+from hocket.kernels.resident import obstacle
+from hocket.kernels.rows import put_rows
 from hocket.models.voxcpm.config import ModelConfig
 from hocket.models.voxcpm.patches import (
     MAX_STEPS,
@@ -31,11 +39,17 @@ from hocket.models.voxcpm.patches import (
     still_steps,
 )
 from hocket.models.voxcpm.prompt import AUDIO, TalkerInput, TalkerPrompt, build_prompt
-from hocket.models.voxcpm.stacks import Linear, Stack, long_rope, per_token
+from hocket.models.voxcpm.stacks import Linear, Stack, long_rope
 from hocket.nn.attention import kv_index
 from hocket.nn.norm import rms_norm
 from hocket.nn.sampler import frame_normal
 from hocket.nn.staging import to_device
+
+# Rows up to which a patch is drawn in one kernel and read back in one, as far as an H200 was faster so (3.6
+# and 0.29 ms in place of 4.1 and 0.49 at one row); and up to which each language model is one kernel: faster
+# up to 16 (1.4 in place of 1.8 at one), but whole steps with it have not run on a device yet.
+DRAW, READ, SPEAK = 1, 4, 0
+log = logging.getLogger(__name__)
 
 # Step variants: what costs time and not every request needs. A batch runs the union.
 GUIDED = 1  # some row has a guidance other than 1, under which its velocity is the conditioned one
@@ -49,6 +63,7 @@ STEPS = (
 CALLS = tuple(n - still_steps(n) for n in STEPS)
 
 Noise = Callable[[Tensor, Tensor, int], Tensor]  # seed int64 [b], frame int32 [b], n -> fp32 [b, n]
+Run = Callable[[Stack, Tensor, tuple[Tensor, Tensor], Tensor], Tensor]  # layers over x with tables and cache
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # a layer's qkv [m, ...], cos, sin, cache
 
 
@@ -114,6 +129,30 @@ class TalkerProgram:
         self._rope = long_rope(
             self.shape.head_dim, config.lm_config.rope_theta, *rope_of(config, self.device), positions
         )
+        self._stay()
+
+    def _stay(self) -> None:
+        """Choose, once and aloud, between one kernel for a whole short stack and one a product."""
+        w, patch = self.w, self.config.patch_size
+        self.languages: tuple[Language, Language] | None = None
+        why = obstacle(w.text)
+        try:
+            if why is None and DRAW and w.diffusion.stack.small is None:
+                w = replace(w, diffusion=drawn_whole(w.diffusion, patch, streams=DRAW))
+            if why is None and READ:
+                w = replace(w, encoder=read_whole(w.encoder, patch, streams=READ))
+            if why is None and SPEAK:
+                self.languages = languages_whole(w, tiles=-(-SPEAK // 8))
+            self.w = w
+        except Unavailable as e:
+            why = str(e)
+        kernels = (self.w.diffusion.whole, DRAW), (self.w.encoder.whole, READ), (self.languages, SPEAK)
+        log.info(
+            "talker: patches are drawn %s, read %s, language models run %s%s", *(
+                "layer by layer" if kernel is None else f"in one kernel up to {rows} rows"
+                for kernel, rows in kernels
+            ), f" ({why})" if why else "",
+        )  # fmt: skip
 
     def declare(self) -> TalkerState:
         c = self.config
@@ -157,40 +196,47 @@ class TalkerProgram:
     def write_texts(self, state: TalkerState, slots: Sequence[int], prompts: Sequence[TalkerPrompt]) -> None:
         """Nothing to do: no text is read after the prompt."""
 
-    def join(self, state: TalkerState, slot: int, job: Job, prompt: TalkerPrompt, frames: np.ndarray) -> None:
-        i, rows = prompt.input, len(prompt.ids)
-        state.frame[slot] = len(frames)
-        state.least[slot] = i.least
-        state.limit[slot] = job.max_frames
-        state.seed[slot] = job.seed
-        state.guidance[slot] = i.guidance
-        state.temperature[slot] = i.temperature
-        state.steps[slot] = i.steps
-        state.lora[slot] = prompt.lora
-        for at, position in enumerate((*prompt.reference, prompt.audio_from)):
-            state.audio[slot, at] = position
-        newest = rows + len(frames)
-        state.x[slot] = self.rows(prompt, frames, newest - 1, newest)[0]
-        if newest > prompt.audio_from:
-            last = frames[-1] if len(frames) else prompt.patches[-1]
-            state.patch[slot] = to_device(np.ascontiguousarray(last), self.device).to(self.dtype)
-        state.live[slot] = True
+    def join(self, state: TalkerState, entries: Sequence[Entry]) -> None:
+        prompts: list[TalkerPrompt] = [e.prompt for e in entries]
+        s, slots = state, [e.slot for e in entries]
+        rows = [
+            (s.frame, [len(e.frames) for e in entries]),
+            (s.least, [p.input.least for p in prompts]),
+            (s.limit, [e.job.max_frames for e in entries]),
+            (s.seed, [e.job.seed for e in entries]),
+            (s.guidance, [p.input.guidance for p in prompts]),
+            (s.temperature, [p.input.temperature for p in prompts]),
+            (s.steps, [p.input.steps for p in prompts]),
+            (s.lora, [p.lora for p in prompts]),
+            (s.audio, [(*p.reference, p.audio_from) for p in prompts]),
+            (s.live, [True] * len(entries)),
+        ]
+        newest = [len(e.prompt.ids) + len(e.frames) for e in entries]
+        spoken = [(e.slot, e) for e, n in zip(entries, newest, strict=True) if n > e.prompt.audio_from]
+        put_rows(slots, [(tensor, np.asarray(values)) for tensor, values in rows])
+        if spoken:
+            last = [e.frames[-1] if len(e.frames) else e.prompt.patches[-1] for _, e in spoken]
+            put_rows([slot for slot, _ in spoken], [(s.patch, np.stack(last))])
+        spans = [Span(e.prompt, e.frames, n - 1, n) for e, n in zip(entries, newest, strict=True)]
+        s.x[to_device(slots, self.device)] = self.rows(spans)
 
-    def rows(self, prompt: TalkerPrompt, frames: np.ndarray, start: int, stop: int) -> Tensor:
-        length = len(prompt.ids)
-        ids = np.concatenate([prompt.ids[start:stop], np.full(max(0, stop - max(start, length)), AUDIO)])
-        audio = np.flatnonzero(ids == AUDIO)
-        x = self.w.text[to_device(np.where(ids == AUDIO, 0, ids), self.device)]
-        if len(audio):
-            first = int(np.count_nonzero(prompt.ids[:start] == AUDIO)) + max(0, start - length)
-            given = prompt.patches[first : first + len(audio)]
-            made = first + len(given) - len(prompt.patches)
-            if len(given) < len(audio):
-                more = frames[made : made + len(audio) - len(given)]
-                given = np.concatenate([given, more]) if len(given) else more
-            patches = to_device(np.ascontiguousarray(given), self.device).to(self.dtype)
-            lora = torch.full((len(audio),), prompt.lora, dtype=torch.int32, device=self.device)
-            x[to_device(audio, self.device)] = encode_patches(self.w.encoder, patches, self._share(lora))
+    def rows(self, spans: Sequence[Span]) -> Tensor:
+        ids, patches, loras = [], [], []
+        for span in spans:
+            of, given, lora = _content(span)
+            ids.append(of)
+            if len(given):
+                patches.append(given)
+                loras.append(np.full(len(given), lora, np.int32))
+        id = np.concatenate(ids)
+        x = self.w.text[to_device(np.where(id == AUDIO, 0, id), self.device)]
+        if patches:
+            read = encode_patches(
+                self.w.encoder,
+                to_device(np.concatenate(patches), self.device).to(self.dtype),
+                self._share(to_device(np.concatenate(loras), self.device)),
+            )
+            x[to_device(np.flatnonzero(id == AUDIO), self.device)] = read
         return x
 
     # --- device side ------------------------------------------------------------------------------
@@ -198,20 +244,10 @@ class TalkerProgram:
     def step(self, state: TalkerState, slots: Tensor, context: int, variant: int) -> StepOutput:
         """Make one patch for each row; see `hocket.core.AutoregressiveProgram.step`."""
         s, w, cache = state, self.w, state.cache
-        block_tokens = cache.kv.shape[3]
         live, frame, position = s.live[slots], s.frame[slots], cache.position[slots]  # [b]
         share = self._share(s.lora[slots]) if variant & ADAPTED else None  # [b, ranks]
-        is_audio = (position >= s.audio[slots, 2])[:, None]  # [b, 1]
-        block = cache.blocks[slots, (position // block_tokens).long()].long()
-        index = torch.where(live, block * block_tokens + position % block_tokens, 0)
-        blocks = cache.blocks[:, : -(-context // block_tokens)]
-        tables = self._rope[0][position], self._rope[1][position]  # fp32 [b, head_dim]
-
-        def decode(qkv: Tensor, cos: Tensor, sin: Tensor, kv: Tensor) -> Tensor:
-            return paged_decode(qkv, None, None, self.shape.eps, cos, sin, kv, blocks, slots, position, index)
-
         old, old_patch = s.x[slots], s.patch[slots]
-        base, residual = self._language(old.clone(), is_audio, tables, cache.kv, decode, share)  # [b, d] each
+        base, residual = self._decode(s, slots, old.clone(), live, position, context, share)  # [b, d] each
         stops = self.stop_logits(base).argmax(dim=-1) == 1
         noise = self._noise(s.seed[slots], frame, old_patch[0].numel()).view(old_patch.shape)
         drawn = diffuse(
@@ -236,34 +272,56 @@ class TalkerProgram:
         s.live[slots] = live & ~stop
         return StepOutput(chunk=patch, emit=live, stop=live & stop)
 
-    def prefill(self, state: TalkerState, slots: Tensor, x: Tensor, count: Tensor, context: int) -> None:
-        cache = state.cache
-        b, n, _ = x.shape
+    def _decode(
+        self, s: TalkerState, slots: Tensor, x: Tensor, live: Tensor, position: Tensor, context: int,
+        share: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Both language models for the newest position of each row: x [b, d], which may be overwritten ->
+        hidden [b, d] of each."""
+        cache = s.cache
         block_tokens = cache.kv.shape[3]
-        place = torch.arange(n, device=x.device)
-        valid = place < count[:, None]  # [b, n]
-        begins = cache.position[slots]
-        position = torch.where(valid, begins.long()[:, None] + place, 0)
-        blocks = cache.blocks[slots]  # [b, max_blocks]
-        index = torch.where(valid, kv_index(blocks, position, block_tokens), 0)  # padding: block 0
-        table = blocks[:, : -(-context // block_tokens)]
-        begin, end, rest = state.audio[slots].t()[:, :, None]  # [b, 1] each
+        is_audio = (position >= s.audio[slots, 2])[:, None]  # [b, 1]
+        block = cache.blocks[slots, (position // block_tokens).long()].long()
+        index = torch.where(live, block * block_tokens + position % block_tokens, 0)
+        blocks = cache.blocks[:, : -(-context // block_tokens)]
+        tables = self._rope[0][position], self._rope[1][position]  # fp32 [b, head_dim]
+        whole = self.languages if share is None else None
+
+        def run(w: Stack, x: Tensor, tables: tuple[Tensor, Tensor], kv: Tensor) -> Tensor:
+            if whole is not None and x.shape[0] <= whole[0].most_rows:
+                kernel = whole[0] if w is self.w.base else whole[1]
+                kernel(x, *tables, kv, blocks, slots, position, index)
+                return x
+
+            def attend(qkv: Tensor, cos: Tensor, sin: Tensor, kv: Tensor) -> Tensor:
+                return paged_decode(
+                    qkv, None, None, self.shape.eps, cos, sin, kv, blocks, slots, position, index
+                )  # fmt: skip
+
+            return _layers(w, x, tables, kv, attend, share)
+
+        return self._language(x, is_audio, tables, cache.kv, run, share)
+
+    def prefill(self, state: TalkerState, x: Tensor, places: Places, context: int) -> None:
+        cache = state.cache
+        block_tokens = cache.kv.shape[3]
+        slot, position = places.slot.long(), places.position.long()  # [m]
+        index = kv_index(cache.blocks, slot, position, block_tokens)
+        blocks = cache.blocks[:, : -(-context // block_tokens)]
+        begin, end, rest = state.audio[slot].t()  # [m] each
         is_audio = ((position >= begin) & (position < end)) | (position >= rest)
-        tables = (
-            self._rope[0][position][:, :, None],
-            self._rope[1][position][:, :, None],
-        )  # [b, n, 1, head_dim]
+        tables = self._rope[0][position][:, None], self._rope[1][position][:, None]  # fp32 [m, 1, head_dim]
 
         def attend(qkv: Tensor, cos: Tensor, sin: Tensor, kv: Tensor) -> Tensor:
-            qkv = qkv.unflatten(0, (b, n))
             return paged_prefill(
-                qkv, None, None, self.shape.eps, cos, sin, kv, table, begins, count, index
-            ).flatten(0, 1)
+                qkv, None, None, self.shape.eps, cos, sin,
+                kv, blocks, places.slot, places.position, places.tile, index,
+            )  # fmt: skip
 
-        share = per_token(self._share(state.lora[slots]), n)
-        rows = x.flatten(0, 1).clone()  # layers may overwrite it; x is the caller's
-        self._language(rows, is_audio.flatten()[:, None], tables, cache.kv, attend, share)
-        cache.position[slots] += count.int()
+        share = self._share(state.lora[slot])
+        run = partial(_layers, attend=attend, share=share)
+        # x is cloned because layers may overwrite it, and it is the caller's
+        self._language(x.clone(), is_audio[:, None], tables, cache.kv, run, share)
 
     def _language(
         self,
@@ -271,7 +329,7 @@ class TalkerProgram:
         is_audio: Tensor,
         tables: tuple[Tensor, Tensor],
         kv: Tensor,
-        attend: Attend,
+        run: Run,
         share: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Both language models over input rows x [m, d], which may be overwritten; is_audio bool [m, 1] ->
@@ -279,7 +337,7 @@ class TalkerProgram:
         w = self.w
         f = torch.where(is_audio, x, 0)  # a copy: x changes below
         split = len(w.base.layers)
-        h = self._run(w.base, x, tables, kv[:split], attend, share)
+        h = _normed(w.base, run(w.base, x, tables, kv[:split]))
         h = torch.where(is_audio, self._to_grid(h), h)
         if w.fusion is None:
             y = h + f
@@ -287,24 +345,7 @@ class TalkerProgram:
             y = w.fusion(torch.cat([h, f], dim=-1), share)
         if self.config.residual_lm_no_rope:
             tables = torch.ones_like(tables[0]), torch.zeros_like(tables[1])
-        return h, self._run(w.residual, y, tables, kv[split:], attend, share)
-
-    def _run(
-        self,
-        w: Stack,
-        x: Tensor,
-        tables: tuple[Tensor, Tensor],
-        kv: Tensor,
-        attend: Attend,
-        share: Tensor | None,
-    ) -> Tensor:
-        for layer, cache in zip(w.layers, kv, strict=True):
-
-            def paged(qkv: Tensor, cache: Tensor = cache) -> Tensor:
-                return attend(qkv, *tables, cache)
-
-            x = layer(w.shape, x, paged, share)
-        return rms_norm(x, w.norm, w.shape.eps)
+        return h, _normed(w.residual, run(w.residual, y, tables, kv[split:]))
 
     def _to_grid(self, h: Tensor) -> Tensor:
         """Finite scalar quantisation (arXiv 2309.15505): h [m, d] -> [m, d]."""
@@ -326,6 +367,68 @@ class TalkerProgram:
         if not self.w.loras:
             return None
         return (self.w.owner == lora[:, None]).to(self.dtype)
+
+
+def _content(span: Span) -> tuple[np.ndarray, np.ndarray, int]:
+    """Ids [n] of some rows, AUDIO where they are patches; those patches [k, patch, feat]; the LoRA."""
+    prompt, frames, start, stop = span.prompt, span.frames, span.start, span.stop
+    length = len(prompt.ids)
+    ids = np.concatenate([prompt.ids[start:stop], np.full(max(0, stop - max(start, length)), AUDIO)])
+    count = int(np.count_nonzero(ids == AUDIO))
+    first = int(np.count_nonzero(prompt.ids[:start] == AUDIO)) + max(0, start - length)
+    given = prompt.patches[first : first + count]
+    if len(given) < count:
+        made = first + len(given) - len(prompt.patches)
+        more = frames[made : made + count - len(given)]
+        given = np.concatenate([given, more]) if len(given) else more
+    return ids, given, prompt.lora
+
+
+def _layers(
+    w: Stack, x: Tensor, tables: tuple[Tensor, Tensor], kv: Tensor, attend: Attend, share: Tensor | None
+) -> Tensor:
+    """The layers of a language model, one by one; x [m, d] may be overwritten -> [m, d], not normalised."""
+    for layer, cache in zip(w.layers, kv, strict=True):
+
+        def paged(qkv: Tensor, cache: Tensor = cache) -> Tensor:
+            return attend(qkv, *tables, cache)
+
+        x = layer(w.shape, x, paged, share)
+    return x
+
+
+def _normed(w: Stack, x: Tensor) -> Tensor:
+    return rms_norm(x, w.norm, w.shape.eps)
+
+
+def languages_whole(w: TalkerWeights, **sizes: Any) -> tuple[Language, Language]:
+    """Kernels for one token a row of base and residual LM; sizes: see `Language`. Raises as it does."""
+
+    def whole(stack: Stack) -> Language:
+        s = stack.shape
+        blocks = [layer.weights for layer in stack.layers]
+        return Language(blocks, s.heads, s.kv_heads, s.eps, **sizes)
+
+    return whole(w.base), whole(w.residual)
+
+
+def drawn_whole(w: Diffusion, patch: int, **sizes: Any) -> Diffusion:
+    """The same with a kernel for all of it; sizes: see `Flow`. Raises `hocket.kernels.cuda.Unavailable`."""
+    return replace(w, whole=Flow(**_parts(w, patch), read=(len(w.cos) - patch, patch), **sizes))
+
+
+def read_whole(w: Encoder, patch: int, **sizes: Any) -> Encoder:
+    """The same with a kernel for all of it; sizes: see `Reading`. Raises as `drawn_whole` does."""
+    return replace(w, whole=Reading(**_parts(w, patch), read=(0, 1), **sizes))
+
+
+def _parts(w: Diffusion | Encoder, patch: int) -> dict[str, Any]:
+    stack, s = w.stack, w.stack.shape
+    return {
+        "blocks": [layer.weights for layer in stack.layers], "norm": stack.norm, "cos": w.cos, "sin": w.sin,
+        "enter": (w.enter.weight, w.enter.bias), "leave": (w.leave.weight, w.leave.bias), "patch": patch,
+        "heads": s.heads, "kv_heads": s.kv_heads, "eps": s.eps,
+    }  # fmt: skip
 
 
 def variant_of(guidance: float, steps: int, lora: bool) -> int:

@@ -23,7 +23,7 @@ from torch import Tensor
 from hocket.errors import StartupError
 from hocket.models.voxcpm.config import ModelConfig, StackConfig
 from hocket.models.voxcpm.patches import Diffusion, Encoder, time_tables
-from hocket.models.voxcpm.stacks import Layer, Linear, Lora, Stack, long_rope
+from hocket.models.voxcpm.stacks import Layer, Linear, Lora, Stack, in_float8, long_rope
 from hocket.models.voxcpm.talker import TalkerWeights, rope_of
 from hocket.nn.checkpoint import Reader, open_tensors
 from hocket.nn.transformer import BlockWeights, Shape
@@ -54,8 +54,11 @@ def open_model(folder: Path, device: torch.device | str) -> Mapping[str, Tensor]
     return open_tensors(folder, device)
 
 
-def load_talker(folder: Path, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> TalkerWeights:
-    """All but the vocoder, with every LoRA under the folder's `lora`. Raises StartupError."""
+def load_talker(
+    folder: Path, config: ModelConfig, device: torch.device, dtype: torch.dtype, *, float8: bool = False
+) -> TalkerWeights:
+    """All but the vocoder, with every LoRA under the folder's `lora`; float8: the diffusion's products, see
+    `hocket.models.voxcpm.stacks.in_float8`. Raises StartupError."""
     adapters = read_loras(folder)
     parts = _Parts(Reader(open_model(folder, device), "", dtype), adapters, device)
     c, r = config, parts.r
@@ -66,11 +69,12 @@ def load_talker(folder: Path, config: ModelConfig, device: torch.device, dtype: 
         position = torch.arange(tokens, device=device)
         return long_rope(c.shape.head_dim, lm.rope_theta, factor, scale, position)
 
-    def stack(name: str, layers: int, shape: Shape) -> Stack:
-        return parts.stack(name, layers, shape, c.residual_scale(layers))
+    def stack(name: str, layers: int) -> Stack:
+        return parts.stack(name, layers, c.shape, c.residual_scale(layers))
 
     def short(name: str, part: StackConfig) -> Stack:
-        return stack(name, part.num_layers, c.stack_shape(part))
+        layers = part.num_layers
+        return parts.stack(name, layers, c.stack_shape(part), c.residual_scale(layers), short=True)
 
     dit = "feat_decoder.estimator"
     mlps = [
@@ -78,10 +82,11 @@ def load_talker(folder: Path, config: ModelConfig, device: torch.device, dtype: 
         for mlp in ("time_mlp", "delta_time_mlp")
     ]
     time, length = time_tables(mlps[0], mlps[1])
+    drawing = short(f"{dit}.decoder", c.dit_config)
     weights = TalkerWeights(
         text=parts.scaled("base_lm.embed_tokens", c.embedding_scale),
-        base=stack("base_lm", lm.num_hidden_layers, c.shape),
-        residual=stack("residual_lm", c.residual_lm_num_layers, c.shape),
+        base=stack("base_lm", lm.num_hidden_layers),
+        residual=stack("residual_lm", c.residual_lm_num_layers),
         grid_in=parts.linear("fsq_layer.in_proj"),
         grid_out=parts.linear("fsq_layer.out_proj"),
         fusion=parts.adapted("fusion_concat_proj") if c.v2 else None,
@@ -98,7 +103,7 @@ def load_talker(folder: Path, config: ModelConfig, device: torch.device, dtype: 
         diffusion=Diffusion(
             parts.linear(f"{dit}.in_proj"),
             parts.linear(f"{dit}.cond_proj"),
-            short(f"{dit}.decoder", c.dit_config),
+            in_float8(drawing) if float8 else drawing,
             parts.linear(f"{dit}.out_proj"),
             time,
             length,
@@ -171,6 +176,11 @@ def _read_lora(folder: Path) -> Adapter:
     return Adapter(folder.name, c.r, c.alpha / c.r, dict(tensors))
 
 
+def _stacked(r: Reader, *names: str) -> Tensor:
+    """Matrices of one input in one, fp32."""
+    return torch.cat([r.wide(f"{name}.weight") for name in names])
+
+
 class _Parts:
     """Modules by name, each with the LoRAs that touch it."""
 
@@ -199,26 +209,30 @@ class _Parts:
         w = self.linear(name)
         return dataclasses.replace(w, lora=self._lora([(name, w.weight.shape[0])], w.weight.shape[1]))
 
-    def stack(self, name: str, layers: int, shape: Shape, scale: float) -> Stack:
-        made = [self._layer(f"{name}.layers.{i}", shape, scale) for i in range(layers)]
+    def stack(self, name: str, layers: int, shape: Shape, scale: float, short: bool = False) -> Stack:
+        """See `hocket.models.voxcpm.stacks` for what is folded where."""
+        made = [self._layer(f"{name}.layers.{i}", shape, scale, short) for i in range(layers)]
         return Stack(made, self.r(f"{name}.norm.weight"), shape)
 
-    def _layer(self, name: str, s: Shape, scale: float) -> Layer:
+    def _layer(self, name: str, s: Shape, scale: float, short: bool) -> Layer:
         r = self.r.under(name)
-
+        norm_in, norm_mlp = r.wide("input_layernorm.weight"), r.wide("post_attention_layernorm.weight")
+        names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
         w = BlockWeights(
-            norm_in=r("input_layernorm.weight"),
-            qkv=r.stacked("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            norm_in=r.round(torch.ones_like(norm_in) if short else norm_in),
+            qkv=r.round(_stacked(r, *names) * norm_in) if short else r.stacked(*names),
             out=self.scaled(f"{name}.self_attn.o_proj", scale),
-            norm_mlp=r("post_attention_layernorm.weight"),
-            gate_up=r.stacked("mlp.gate_proj", "mlp.up_proj"),
+            norm_mlp=None,
+            gate_up=r.round(_stacked(r, "mlp.gate_proj", "mlp.up_proj") * norm_mlp),
             down=self.scaled(f"{name}.mlp.down_proj", scale),
         )
         d = w.qkv.shape[1]
         heads = [("q", s.heads), ("k", s.kv_heads), ("v", s.kv_heads)]
-        qkv = [(f"{name}.self_attn.{x}_proj", n * s.head_dim) for x, n in heads]
+        qkv = self._lora([(f"{name}.self_attn.{x}_proj", n * s.head_dim) for x, n in heads], d)
+        if qkv is not None and short:
+            qkv = dataclasses.replace(qkv, down=r.round(qkv.down.float() * norm_in))
         out = [(f"{name}.self_attn.o_proj", d)]
-        return Layer(w, self._lora(qkv, d), self._lora(out, s.heads * s.head_dim, scale))
+        return Layer(w, qkv, self._lora(out, s.heads * s.head_dim, scale))
 
     def _lora(self, targets: list[tuple[str, int]], width: int, scale: float = 1.0) -> Lora | None:
         """The LoRAs of stacked matrices (name, rows) of one input of `width`; `scale`: as the matrix's."""

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from hocket.core import Chunk, ChunkKind, Job
+from hocket.core import Chunk, ChunkKind, Job, Span
 from hocket.models.qwen3_omni.config import read_model_config
 from hocket.models.qwen3_omni.handoff import HEAD, TalkerInput, user_turns
 from hocket.models.qwen3_omni.speech_weights import load_talker
@@ -103,23 +103,25 @@ def test_rows_and_codes_are_the_references(name: str, program: TalkerProgram, om
         prompt.take(chunk)
         driver.runner.push(chunk)
         driver.finish()  # as fast as the text comes
-    rows = program.rows(prompt, np.zeros((0, 16), np.int32), 0, len(made["rows"]))
+    rows = program.rows([Span(prompt, np.zeros((0, 16), np.int32), 0, len(made["rows"]))])
     np.testing.assert_allclose(rows.numpy(), made["rows"], atol=2e-6)
     np.testing.assert_array_equal(driver.codes(name), made["codes"])
     assert driver.out[-1].finish_reason == ("stop" if CASES[name]["ended"] else "length")
 
 
-@pytest.mark.parametrize("pieces", [[301], [1, 300], [100, 1, 200]], ids=str)
+@pytest.mark.parametrize(
+    ("name", "pieces"), [("text_64", [65]), ("text_64", [1, 64]), ("text_300", [100, 1, 200])], ids=str
+)
 def test_it_does_not_matter_how_text_comes(
-    pieces: list[int], program: TalkerProgram, omni_golden: Any
+    name: str, pieces: list[int], program: TalkerProgram, omni_golden: Any
 ) -> None:
-    made, driver = omni_golden("speech_text_300"), Driver(program)
-    driver.runner.start(job_of(program, "text_300", made), {})
-    for chunk in thought("text_300", made, pieces, cut=True):
+    made, driver = omni_golden(f"speech_{name}"), Driver(program)
+    driver.runner.start(job_of(program, name, made), {})
+    for chunk in thought(name, made, pieces, bool(CASES[name].get("cut"))):
         driver.runner.push(chunk)
         driver.runner.tick(time.monotonic())
     driver.finish()
-    np.testing.assert_array_equal(driver.codes("text_300"), made["codes"])
+    np.testing.assert_array_equal(driver.codes(name), made["codes"])
 
 
 def test_frames_wait_for_their_text(program: TalkerProgram, omni_golden: Any) -> None:

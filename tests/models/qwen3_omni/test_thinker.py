@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from hocket.core import Chunk, ChunkKind, Job
+from hocket.core import TILE, Chunk, ChunkKind, Entry, Job, Places, Span
 from hocket.kernels.linear import norm_linear
 from hocket.models.qwen3_omni.audio import AudioProgram
 from hocket.models.qwen3_omni.config import read_model_config
@@ -85,12 +85,19 @@ def prefilled(program: ThinkerProgram, job: Job, arrived: dict[str, Chunk], bloc
     ).tensors
     state.cache.kv.nan_to_num_()  # a hidden token has no weight, but must be finite
     state.cache.blocks[1] = torch.arange(1, blocks + 1).flip(0)
-    program.join(state, 1, job, prompt, np.zeros((0, 1), np.int32))
-    slot = torch.tensor([1])
+    state.cache.position[1] = rows - 1  # the first step's
+    none = np.zeros((0, 1), np.int32)
+    program.join(state, [Entry(1, job, prompt, none)])
     for start in range(0, rows - 1, block):
         stop = min(start + block, rows - 1)
-        x = program.rows(prompt, np.zeros((0, 1), np.int32), start, stop)
-        program.prefill(state, slot, x[None], torch.tensor([stop - start]), -(-stop // 16) * 16)
+        count = stop - start
+        tiles = [(at, min(TILE, count - at)) for at in range(0, count, TILE)]
+        places = Places(
+            slot=torch.ones(count, dtype=torch.int32),
+            position=torch.arange(start, stop, dtype=torch.int32),
+            tile=torch.tensor(tiles, dtype=torch.int32),
+        )
+        program.prefill(state, program.rows([Span(prompt, none, start, stop)]), places, -(-stop // 16) * 16)
     return state, prompt
 
 
@@ -141,19 +148,26 @@ def test_prefill_may_be_cut_anywhere(name: str, block: int, omni: Any, omni_gold
         np.testing.assert_allclose(handed["rows"].numpy(), expected["hidden"], atol=2e-5)
     else:
         assert handed == {}
-    seen: dict[str, torch.Tensor] = {}
+    logits, token = stepped(program, state)
+    np.testing.assert_allclose(logits, expected["logits"], atol=5e-5)
+    assert token == int(expected["tokens"][0])
+
+
+def stepped(program: ThinkerProgram, state: Any) -> tuple[np.ndarray, int]:
+    """Logits of the next token of slot 1, and the token."""
+    seen: list[np.ndarray] = []
 
     def listen(x: torch.Tensor, norm: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        product = norm_linear(x, norm, weight, eps)
         if weight is program.w.head:
-            seen["logits"] = norm_linear(x, norm, weight, eps)
-            return seen["logits"]
-        return norm_linear(x, norm, weight, eps)
+            seen.append(product[0].numpy().copy())
+        return product
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hocket.models.qwen3_omni.thinker.norm_linear", listen)
         out = program.step(state, torch.tensor([1]), state.cache.blocks.shape[1] * 16, 0)
-    np.testing.assert_allclose(seen["logits"][0].numpy(), expected["logits"], atol=5e-5)
-    assert out.chunk.tolist() == [[int(expected["tokens"][0])]]
+    (logits,) = seen
+    return logits, int(out.chunk[0, 0])
 
 
 @pytest.mark.parametrize(
@@ -176,6 +190,21 @@ def test_batch_mates_and_preemption_change_no_token(limits: Any, omni: Any, omni
     assert run(program, jobs, {}, **limits) == alone
 
 
+@pytest.mark.parametrize(("prompts", "heard"), [(1, ["job0"]), (3, ["job0", "job1", "job2"])])
+def test_a_burst_is_begun_in_groups(prompts: int, heard: list[str], omni: Any, omni_golden: Golden) -> None:
+    """The first need not wait for the last: after so many prompts comes a step."""
+    expected, program = omni_golden("thinker_turns"), load(omni())
+    rows = len(expected["ids"])
+    program.burst_rows = prompts * rows
+    out: list[str] = []
+    limits = AutoregressiveLimits(kv_blocks=128, prefill_tokens=rows, prefix_cache=False)
+    runner = AutoregressiveRunner("thinker", program, limits, CPU, lambda chunk: out.append(chunk.job))
+    for number in range(3):
+        runner.start(job_of(expected, number), {})
+    runner.tick(0.0)
+    assert out == heard
+
+
 def test_a_stop_id_ends_the_text_and_is_not_part_of_it(omni: Any, omni_golden: Golden) -> None:
     expected = omni_golden("thinker_text")
     tokens = expected["tokens"].tolist()
@@ -191,13 +220,22 @@ def test_a_penalty_spares_no_id_of_the_prompt(omni: Any, omni_golden: Golden) ->
     assert not set(made) & set(expected["ids"].tolist())
 
 
-def test_experts_in_float8_say_nearly_the_same(omni: Any, omni_golden: Golden) -> None:
-    """The first token is the reference's: its lead is larger than what three bits of mantissa cost."""
-    config, expected = read_model_config(omni()), omni_golden("thinker_text")
+@pytest.mark.parametrize("name", [name for name in CASES if name != "turns"])
+def test_experts_in_float8_say_nearly_the_same(name: str, omni: Any, omni_golden: Golden) -> None:
+    """Three bits of mantissa cost 2.5 to 5.4 % of the logits' spread, and the likeliest token stays.
+
+    Not in `turns`: there two experts are chosen with almost equal right, the error swaps them, and the logits
+    move by 34 % of their spread. A router of a trained model is as free to do so.
+    """
+    config, expected = read_model_config(omni()), omni_golden(f"thinker_{name}")
     weights = load_thinker(omni(), config, CPU, torch.float32, float8=True)
     assert weights.layers[0].moe.down.dtype is torch.float8_e4m3fn
-    made = run(ThinkerProgram(config, weights), [job_of(expected, tokens=1)], {})
-    assert made["job0"] == expected["tokens"][:1].tolist()
+    program = ThinkerProgram(config, weights)
+    state, _ = prefilled(program, *with_media(omni(), name), 512)
+    logits, token = stepped(program, state)
+    apart = (logits - expected["logits"]).std() / expected["logits"].std()
+    assert 0.01 < apart < 0.06
+    assert token == int(expected["tokens"][0])
 
 
 def test_text_only_checkpoints_keep_no_rows_for_a_talker(omni: Any, omni_golden: Golden) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from hocket import AsyncEngine, Sampling, SpeechRequest
 from hocket.core import Chat, ChunkKind, Media, Message
@@ -22,8 +23,14 @@ from hocket.engine.connector import LocalMailbox, encode
 from hocket.engine.messages import Deliver
 from hocket.engine.stream import Audio, Text, _Spelling
 from hocket.errors import InvalidRequest
+from hocket.models.qwen3_omni.config import read_model_config
 from hocket.models.qwen3_omni.frontend import QwenOmniFrontEnd
 from hocket.models.qwen3_omni.talker import TalkerProgram
+from hocket.models.qwen3_omni.thinker import ThinkerProgram
+from hocket.models.qwen3_omni.weights import load_thinker
+from tests.models.qwen3_omni.conftest import CASES as THINKER_CASES
+from tests.models.qwen3_omni.conftest import messages
+from tests.models.qwen3_omni.test_thinker import CPU, job_of, run
 
 INDEX = json.loads((Path(__file__).parents[2] / "golden/qwen3_omni/speech.json").read_text("utf-8"))
 CASES: dict[str, Any] = INDEX["cases"]
@@ -152,7 +159,7 @@ def test_sound_covers_exactly_the_text_of_a_cut_answer(omni: Callable[..., Path]
 
     async def main() -> None:
         async with served(omni()) as engine:
-            for tokens in (1, 7, 40):
+            for tokens in (1, 7, 20):
                 cut = await hear(engine, request("text_64", tokens, extra={}))
                 one_more = await hear(engine, request("text_64", tokens + 1))  # whose last is not spoken
                 assert cut.text == engine.front_end.detokenize(made["text"][:tokens].tolist())
@@ -205,7 +212,7 @@ def test_bytes_between_stages_grow_with_the_text_and_no_faster(
     async def main() -> dict[int, dict[str, int]]:
         totals = {}
         async with served(omni(never_ends=True), profile=str(tmp_path / "split.yaml")) as engine:
-            for tokens in (20, 40, 80):
+            for tokens in (10, 20, 40):
                 sent.clear()
                 asked = request("text_1", tokens, extra={}, max_frames=tokens, request_id=f"chat-{tokens}")
                 await hear(engine, asked)
@@ -214,9 +221,9 @@ def test_bytes_between_stages_grow_with_the_text_and_no_faster(
 
     totals = asyncio.run(main())
     for way in ("thinker to talker", "talker to code2wav"):
-        small, middle, large = (totals[tokens][way] for tokens in (20, 40, 80))
-        assert abs((large - middle) / 40 - (middle - small) / 20) < 1, way  # so many bytes a token, or frame
-        assert (large - middle) / 40 < 300, way
+        small, middle, large = (totals[tokens][way] for tokens in (10, 20, 40))
+        assert abs((large - middle) / 20 - (middle - small) / 10) < 1, way  # so many bytes a token, or frame
+        assert (large - middle) / 20 < 300, way
 
 
 def test_rows_of_media_cross_once(
@@ -289,6 +296,22 @@ def test_a_profile_may_leave_speech_out(omni: Callable[..., Path], omni_golden: 
             assert refused.value.param == "modalities"
 
     asyncio.run(main())
+
+
+def test_a_profile_may_ask_for_experts_in_float8(omni: Callable[..., Path], omni_golden: Any) -> None:
+    config, expected = read_model_config(omni()), omni_golden("thinker_turns")
+    weights = load_thinker(omni(), config, CPU, torch.float32, float8=True)
+    tokens = run(ThinkerProgram(config, weights), [job_of(expected, tokens=12)], {})["job0"]
+
+    async def main() -> None:
+        overrides = {"stages.thinker.weights": "float8"}
+        async with served(omni(), overrides=overrides) as engine:
+            chat = Chat(messages=messages(THINKER_CASES["turns"]), modalities=("text",), max_tokens=12)
+            heard = await hear(engine, SpeechRequest(chat=chat))
+            assert heard.text == engine.front_end.detokenize(tokens)
+
+    asyncio.run(main())
+    assert tokens != expected["tokens"].tolist()  # else this would show nothing
 
 
 @pytest.mark.parametrize("variant", ["thinking", "captioner"])

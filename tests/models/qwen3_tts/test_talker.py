@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from hocket.core import Chunk, ChunkKind, Job, Reference, Sampling, SpeechRequest
+from hocket.core import Chunk, ChunkKind, Job, Reference, Sampling, Span, SpeechRequest
 from hocket.models.qwen3_tts.config import read_model_config
 from hocket.models.qwen3_tts.frontend import QwenTtsFrontEnd
 from hocket.models.qwen3_tts.talker import TalkerProgram
@@ -66,7 +66,7 @@ def test_rows_and_codes_are_the_references(name: str, cases: Any, golden: Any, c
     job = job_of(folder, cases[name]["request"])
     arrived = voice(job, expected)
     prompt = program.begin(job, arrived)
-    rows = program.rows(prompt, np.zeros((0, 16), np.int32), 0, len(prompt.row_keys))
+    rows = program.rows([Span(prompt, np.zeros((0, 16), np.int32), 0, len(prompt.row_keys))])
     np.testing.assert_allclose(rows.numpy(), expected["rows"], atol=1e-6)
 
     chunks: list[Chunk] = []

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -15,9 +18,14 @@ import torch
 from torch import Tensor
 
 from hocket.core import Chunk, ChunkKind, Job
+from hocket.errors import StartupError
+from hocket.kernels.attention import paged_decode_torch
+from hocket.models.voxcpm import talker
 from hocket.models.voxcpm.config import read_model_config
-from hocket.models.voxcpm.patches import schedule, still_steps
+from hocket.models.voxcpm.family import FAMILY
+from hocket.models.voxcpm.patches import diffuse, schedule, still_steps
 from hocket.models.voxcpm.prompt import TalkerInput
+from hocket.models.voxcpm.stacks import Stack
 from hocket.models.voxcpm.synthetic import write_checkpoint, write_lora
 from hocket.models.voxcpm.talker import ADAPTED, GUIDED, TalkerProgram, calls_of, variant_of
 from hocket.models.voxcpm.tokenizer import TextTokenizer
@@ -338,3 +346,106 @@ def test_half_precision_times_are_those_of_half_precision_arithmetic() -> None:
     expected = [0.953125, 0.910156, 0.851563, 0.789063, 0.707031, 0.609375, 0.492188, 0.349609, 0.188477]
     assert times.tolist() == pytest.approx(expected, abs=1e-6)
     assert len(lengths) == 9
+
+
+def test_eight_bits_err_little_and_batch_mates_change_nothing(made: Any) -> None:
+    """The diffusion's products in float8: each patch, given the patches before of fp32, LoRAs included."""
+    names = ("lora_some", "zero_shot")
+    folder = made(loras=tuple(LORAS), size="tiny")
+    config = read_model_config(folder)
+    noises = [golden(name)["noise"] for name in names]
+    exact = load(folder, noises)
+    small = TalkerProgram(
+        config, load_talker(folder, config, CPU, torch.float32, float8=True), 6.25, exact._noise
+    )
+    w = small.w.diffusion
+    assert w.stack.small is not None
+    g = torch.Generator().manual_seed(0)
+    b, c = 3, config
+    mu = torch.randn(b, 2, c.dit_config.hidden_dim, generator=g)
+    before, noise = (torch.randn(b, c.patch_size, c.feat_dim, generator=g) for _ in range(2))
+    guidance, steps = torch.full((b,), 2.0), torch.full((b,), 10)
+    share = small._share(torch.tensor([0, 1, 2], dtype=torch.int32))
+
+    def draw(program: TalkerProgram, rows: slice) -> Tensor:
+        part = None if share is None else share[rows]
+        rest = guidance[rows], steps[rows], 9, True, part
+        return diffuse(program.w.diffusion, mu[rows], before[rows], noise[rows].clone(), *rest)
+
+    every = slice(0, b)
+    wanted, got = draw(exact, every), draw(small, every)
+    error = (got - wanted).norm() / (wanted - noise).norm()
+    assert 1e-4 < error < 0.1  # it is not fp32's, and not wrong
+    torch.testing.assert_close(draw(small, slice(1, 2)), got[1:2], atol=1e-5, rtol=0)
+
+
+class Recorded:
+    """Stands where a kernel for a whole stack would; does what its twin does, and counts calls."""
+
+    def __init__(self, stack: Stack, most: int) -> None:
+        self.stack, self.most_rows, self.calls = stack, most, 0
+
+    def __call__(
+        self, x: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, blocks: Tensor, slots: Tensor,
+        position: Tensor, index: Tensor,
+    ) -> None:  # fmt: skip
+        self.calls += 1
+        s = self.stack.shape
+        for layer, cache in zip(self.stack.layers, kv, strict=True):
+            here = partial(
+                paged_decode_torch, q_norm=None, k_norm=None, eps=s.eps, cos=cos, sin=sin, kv=cache,
+                blocks=blocks, slots=slots, position=position, index=index,
+            )  # fmt: skip
+            x.copy_(layer(s, x.clone(), here, None))
+
+
+@pytest.mark.parametrize(("most", "taken"), [(4, True), (0, False)])
+def test_kernels_for_whole_models_take_few_rows(most: int, taken: bool, made: Any) -> None:
+    """... and are given what the layers are."""
+    expected = golden("zero_shot")
+    program = load(made(**CASES["zero_shot"]["checkpoint"]), [expected["noise"]])
+    kernels = [Recorded(stack, most) for stack in (program.w.base, program.w.residual)]
+    program.languages = kernels[0], kernels[1]  # type: ignore[assignment]
+    latents, _, _ = speak(program, [job_of("zero_shot", expected)])
+    np.testing.assert_allclose(latents["zero_shot"], expected["latents"], atol=1e-5, rtol=0)
+    assert [k.calls for k in kernels] == [len(expected["latents"]) if taken else 0] * 2
+
+
+@pytest.mark.parametrize(("b", "lora", "taken"), [(2, False, True), (3, False, False), (2, True, False)])
+def test_kernel_for_a_patch_takes_few_rows_without_lora(b: int, lora: bool, taken: bool, made: Any) -> None:
+    program = load(made(loras=tuple(LORAS), size="tiny"))
+    w, c = program.w, program.config
+    took: list[str] = []
+
+    class Kernel:
+        geometry = SimpleNamespace(streams=2)
+
+        def __call__(self, *_: Tensor) -> None:
+            took.append("one")
+
+    share = program._share(torch.ones(b, dtype=torch.int32)) if lora else None
+    shape = b, c.patch_size, c.feat_dim
+    mu = torch.zeros(b, 2, c.dit_config.hidden_dim)
+    rest = torch.full((b,), 2.0), torch.full((b,), 10), 9, True, share
+    whole: Any = Kernel()
+    diffuse(replace(w.diffusion, whole=whole), mu, torch.zeros(shape), torch.zeros(shape), *rest)
+    assert took == (["one"] if taken else [])
+
+
+def test_on_a_cpu_no_stack_is_one_kernel(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DRAW", "READ", "SPEAK"):
+        monkeypatch.setattr(talker, name, 4)
+    program = load(made(size="tiny"))
+    assert program.w.diffusion.whole is None
+    assert program.w.encoder.whole is None
+    assert program.languages is None
+
+
+def test_float8_is_asked_for_by_profile(made: Any) -> None:
+    folder = made(size="tiny")
+    stage = next(stage for stage in FAMILY.stages if stage.name == "talker")
+    assert "float8" in stage.options
+    assert FAMILY.load("talker", folder, CPU, torch.float32, float8=True).w.diffusion.stack.small is not None
+    assert FAMILY.load("talker", folder, CPU, torch.float32).w.diffusion.stack.small is None
+    with pytest.raises(StartupError, match="bfloat16"):
+        FAMILY.load("talker", folder, torch.device("cuda"), torch.float32, float8=True)
