@@ -16,6 +16,12 @@ from tokenizers.models import BPE
 
 from hocket.errors import StartupError
 
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_SYMBOLS = {b: chr(b) for b in _PRINTABLE}
+_SYMBOLS |= {b: chr(256 + i) for i, b in enumerate(b for b in range(256) if b not in _SYMBOLS)}
+_BYTES = {symbol: b for b, symbol in _SYMBOLS.items()}
+"""A byte and the symbol that stands for it in the vocabulary, as in GPT-2."""
+
 _PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -50,6 +56,19 @@ class TextTokenizer:
         """The text of ids; bytes that form no character are replaced."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return text
+
+    def spelled(self, id: int) -> bytes:
+        """The bytes that one id stands for; none if the vocabulary lacks it."""
+        token = self._tokenizer.id_to_token(id) or ""
+        return bytes(_BYTES[symbol] for symbol in token)
+
+    def encode_bytes(self, data: bytes) -> list[int]:
+        """Ids that stand for these bytes, byte by byte where they are no whole characters."""
+        try:
+            return self.encode(data.decode())
+        except UnicodeDecodeError:
+            ids = [self._tokenizer.token_to_id(_SYMBOLS[b]) for b in data]
+            return [id for id in ids if id is not None]  # a vocabulary has every byte
 
     def settled(self, text: str) -> tuple[list[int], str]:
         """The leading tokens of `text` that no text appended later can change, and the text after them.

@@ -138,30 +138,28 @@ class Fleet:
         self._launcher.close()
 
     def _launch(self, seat: Seat) -> None:
-        def ended(address: str) -> None:
-            self._on_loop(lambda: self._worker_ended(seat, address))
+        def ended(address: str, who: str) -> None:
+            self._on_loop(lambda: self._worker_ended(seat, address, who))
 
         seat.ready, seat.status, seat.heard = False, None, time.monotonic()
         seat.launched = self._launcher.launch(seat.plan, self._mailbox.address, ended)
         self._send(seat.launched.address, Subscribe(client=self._mailbox.address))
 
-    def _worker_ended(self, seat: Seat, address: str) -> None:
+    def _worker_ended(self, seat: Seat, address: str, who: str) -> None:
         if not self._open or seat.launched is None or seat.launched.address != address:
             return
         was_ready, seat.ready = seat.ready, False
         for job_id in list(seat.jobs):
             stream = self._streams.get(job_id)
             if stream is not None:
-                stream.end(
-                    WorkerDied(f"the worker {seat.plan.name} that ran this request ended unexpectedly")
-                )
+                stream.end(WorkerDied(f"the {who} that ran this request ended unexpectedly"))
         seat.jobs.clear()
         self._mailbox.forget(address)
         if not was_ready and self.restarts == 0:  # it never ran: `start` raises
-            self._error = self._error or StartupError(f"worker {seat.plan.name} ended while loading")
+            self._error = self._error or StartupError(f"{who} ended while loading")
             self._changed.set()
             return
-        log.error("worker %s ended; starting it again", seat.plan.name)
+        log.error("%s ended; starting it again", who)
         self.restarts += 1
         self._loop.call_later(RESTART_DELAY_S * min(self.restarts, 20), self._relaunch, seat)
 
@@ -331,15 +329,31 @@ class Fleet:
             self._finished(stream)
 
 
+def _cores() -> int:
+    """How many cores all workers may use: OMP_NUM_THREADS where it is set, as for other programs."""
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(asked) if asked.isdecimal() and int(asked) > 0 else os.cpu_count() or 1
+
+
 def plan_workers(profile: Profile, stages: Iterable[str], folder: Path) -> list[WorkerPlan]:
-    """One worker a device; a stage's further replicas go to the devices after its first."""
+    """One worker a device; a stage's further replicas go to the devices after those of its first.
+
+    Raises StartupError when two stages that are split begin on one device.
+    """
     placed: dict[str, dict[str, StageProfile]] = {}
     for stage in stages:
         p = profile.stages[stage]
         kind, _, number = p.device.partition(":")
         for replica in range(p.replicas):
-            placed.setdefault(f"{kind}:{int(number or 0) + replica}", {})[stage] = p
-    share = max(1, (os.cpu_count() or 1) // len(placed))
+            there = placed.setdefault(f"{kind}:{int(number or 0) + replica * p.tensor_parallel}", {})
+            split = [other for other in there if there[other].tensor_parallel > 1]
+            if split and p.tensor_parallel > 1:
+                field = f"stages.{stage}.tensor_parallel"
+                message = f"{field}: {stage} and {split[0]} are both split and both begin on {p.device}"
+                raise profile.error(field, message)
+            there[stage] = p
+    ranks = sum(max(p.tensor_parallel for p in there.values()) for there in placed.values())
+    share = max(1, _cores() // ranks)
     return [
         WorkerPlan(
             name=name,

@@ -104,7 +104,8 @@ def from_hugging_face(name: str, revision: str | None) -> Path:
         fail(name, f"it has no revision {clip(revision)!r} on Hugging Face", e, param="revision")
     except hf.LocalEntryNotFoundError as e:
         if isinstance(e.__cause__, hf.OfflineModeIsEnabled):
-            fail(name, f"its files are not in the cache, and HF_HUB_OFFLINE forbids a download; {LOCAL}", e)
+            remedy = f"unset it, {LOCAL}"
+            fail(name, f"its files are not in the cache, and HF_HUB_OFFLINE forbids a download; {remedy}", e)
         fail(name, f"its files are not in the cache, and Hugging Face cannot be reached; {ELSEWHERE}", e)
     except (HTTP_ERROR, OSError) as e:
         fail(name, f"the download from Hugging Face failed: {clip(e, 300)}; {ELSEWHERE}", e)

@@ -2,6 +2,7 @@
 
 Client (API process or Python program) -> worker: Submit, Feed, Abort, Pause, Trace, Shutdown.
 Worker -> worker: Deliver (a chunk for a stage placed elsewhere), Abort.
+Worker -> rank of a stage that is split: Start, Turn, Deliver, Feed, Pause, Abort, Shutdown.
 Worker -> client: Deliver (to `CLIENT`), Failed, Ready, Status, Traced.
 """
 
@@ -39,6 +40,21 @@ class Pause(msgspec.Struct, tag=True, kw_only=True):
 
     job: str
     paused: bool
+
+
+class Start(msgspec.Struct, tag=True, kw_only=True):
+    """Begin `job` in the stage; `arrived` is what stages before it gave, by their names."""
+
+    job: Job
+    arrived: dict[str, Chunk] = {}
+
+
+class Turn(msgspec.Struct, tag=True, kw_only=True):
+    """Let the stage do what it can. `now` is the leader's clock, in seconds; `collect`: read the oldest step
+    in flight first."""
+
+    now: float
+    collect: bool
 
 
 class Deliver(msgspec.Struct, tag=True, kw_only=True):
@@ -124,5 +140,18 @@ class Shutdown(msgspec.Struct, tag=True, kw_only=True):
 
 
 Message = (
-    Submit | Feed | Abort | Pause | Deliver | Failed | Subscribe | Status | Ready | Trace | Traced | Shutdown
+    Submit
+    | Start
+    | Turn
+    | Feed
+    | Abort
+    | Pause
+    | Deliver
+    | Failed
+    | Subscribe
+    | Status
+    | Ready
+    | Trace
+    | Traced
+    | Shutdown
 )

@@ -37,10 +37,12 @@ class StageProfile(msgspec.Struct, frozen=True, kw_only=True):
     kv_memory: float | None = None  # share of the device's memory, of what the weights leave free
     block_tokens: int = 16  # tokens a KV block
     max_context: int = 8192  # tokens of one request, prompt and frames; the model's own limit if that is less
-    prefill_tokens: int = 512  # prompt tokens run between two frame steps
+    prefill_tokens: int = 512  # prompt tokens that surely run in less time than a frame lasts
     prefix_cache: bool = True  # reuse KV blocks of equal prompt beginnings
     replicas: int = 1  # copies of the stage
-    max_chunk_frames: int = 32  # most frames decoded in one step of a stream
+    tensor_parallel: int = 1  # devices that each copy is spread over, from its own on
+    weights: str = "dtype"  # "float8": large matrices in half the bytes of bfloat16, a scale for each row
+    max_chunk_frames: int = 8  # most frames decoded in one step of a stream
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +96,7 @@ def match_stages(profile: Profile, stages: Sequence[Stage]) -> None:
     an autoregressive stage without a KV size, or a batch larger than its slots.
     """
     kinds = {stage.name: stage.kind for stage in stages}
+    options = {stage.name: stage.options for stage in stages}
     optional = {stage.name for stage in stages if stage.optional}
     for name in profile.stages:
         if name not in kinds:
@@ -112,6 +115,13 @@ def match_stages(profile: Profile, stages: Sequence[Stage]) -> None:
                 usable = ", ".join(s for s in STAGE_SETTINGS if s not in UNUSED[kind])
                 what = kind.value.replace("_", "-")
                 message = f"{field}.{setting} has no effect: the stage is {what}; its settings: {usable}"
+                raise profile.error(f"{field}.{setting}", message)
+        for setting, option in OPTIONS.items():
+            value, usual = getattr(stage, setting), getattr(StageProfile(), setting)
+            if value != usual and option not in options[name]:
+                can = [k for k in kinds if option in options[k]]
+                others = f"; of {profile.family}'s stages {', '.join(can)} can" if can else ""
+                message = f"{field}.{setting} is {value}, which this stage cannot do; leave it out{others}"
                 raise profile.error(f"{field}.{setting}", message)
         if kind is StageKind.AUTOREGRESSIVE and stage.kv_blocks is None and stage.kv_memory is None:
             raise profile.error(field, f"{field} needs kv_blocks or kv_memory")
@@ -179,6 +189,8 @@ STAGE_SETTINGS: dict[str, Setting] = {
     "prefill_tokens": whole(1),
     "prefix_cache": SWITCH,
     "replicas": whole(1),
+    "tensor_parallel": whole(1),
+    "weights": one_of("dtype", "float8"),
     "max_chunk_frames": whole(1),
 }
 GLOBAL_SETTINGS: dict[str, Setting] = {"max_waiting": whole(0), "threads": whole(0)}
@@ -189,9 +201,11 @@ ALTERNATIVES = {"kv_blocks": "kv_memory", "kv_memory": "kv_blocks"}
 PAGED = ("kv_blocks", "kv_memory", "block_tokens", "max_context", "prefill_tokens", "prefix_cache")
 UNUSED: dict[StageKind, tuple[str, ...]] = {
     StageKind.AUTOREGRESSIVE: ("max_chunk_frames",),
-    StageKind.STREAMING: PAGED,
-    StageKind.ONE_SHOT: (*PAGED, "slots", "max_chunk_frames"),
+    StageKind.STREAMING: (*PAGED, "tensor_parallel", "weights"),
+    StageKind.ONE_SHOT: (*PAGED, "slots", "max_chunk_frames", "tensor_parallel", "weights"),
 }
+OPTIONS = {"tensor_parallel": "shard", "weights": "float8"}
+"""Settings that a stage can use only if its family says so -> what `Stage.options` calls them."""
 
 
 # --- reading -----------------------------------------------------------------------------------

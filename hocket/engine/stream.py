@@ -128,7 +128,7 @@ class Stream:
     @property
     def codes(self) -> np.ndarray:
         """int32 [frames, codebooks]; collected when the request was submitted with `want_codes`."""
-        parts = [part for unit in self._codes.values() for part in unit]
+        parts = [part for unit in self._codes.values() for part in unit if len(part)]
         return np.concatenate([np.zeros((0, self._info.codebooks), np.int32), *parts])
 
     def __aiter__(self) -> AsyncIterator[Audio]:

@@ -40,9 +40,11 @@ from hocket.engine.messages import (
     Traced,
 )
 from hocket.engine.profile import StageProfile
+from hocket.engine.ranks import Follower, Leader, rank_address
 from hocket.engine.trace import Tracer
 from hocket.errors import HocketError, RequestFailed, StartupError
 from hocket.models import load_family
+from hocket.nn.parallel import WHOLE, Shard, join
 from hocket.runtime.autoregressive import AutoregressiveLimits, AutoregressiveRunner
 from hocket.runtime.one_shot import OneShotLimits, OneShotRunner
 from hocket.runtime.streaming import StreamingLimits, StreamingRunner
@@ -56,7 +58,7 @@ IDLE_POLL_S = 0.25
 BUSY_POLL_S = 0.002  # with jobs but nothing to do now: a slack runs down
 DEVICE_POLL_S = 50e-6  # while a device is at work; a chunk late by this much is late for its listener
 
-Runner = AutoregressiveRunner | StreamingRunner | OneShotRunner
+Runner = AutoregressiveRunner | Leader | StreamingRunner | OneShotRunner
 
 
 class WorkerPlan(msgspec.Struct, kw_only=True):
@@ -69,6 +71,20 @@ class WorkerPlan(msgspec.Struct, kw_only=True):
     device: str
     threads: int = 0
     handoff_timeout_s: float = 30.0
+    rank: int = 0  # of the processes that hold a part each of the stage that is split; 0 is the worker
+    meeting: str = ""  # the file through which they find each other
+
+    @property
+    def ranks(self) -> int:
+        """How many processes the worker is."""
+        return max(stage.tensor_parallel for stage in self.stages.values())
+
+    def of_rank(self, rank: int, meeting: str) -> WorkerPlan:
+        """What the process of that rank is to load: 0 everything, others their part of what is split."""
+        kind, _, number = self.device.partition(":")
+        stages = {name: p for name, p in self.stages.items() if rank == 0 or p.tensor_parallel > 1}
+        device = f"{kind}:{int(number) + rank}" if number else self.device
+        return msgspec.structs.replace(self, stages=stages, device=device, rank=rank, meeting=meeting)
 
 
 @dataclass(slots=True)
@@ -90,29 +106,44 @@ class _Job:
 
 
 def build_runners(
-    family: Family, plan: WorkerPlan, sink: Callable[[Chunk], None], folder: Path
+    family: Family, plan: WorkerPlan, sink: Callable[[Chunk], None], mailbox: Mailbox
 ) -> dict[str, Runner]:
     """Load each stage of the plan and put its scheduler around it."""
-    device = torch.device(plan.device)
+    device, folder = torch.device(plan.device), Path(plan.folder)
+    if device.type == "cuda":
+        if (device.index or 0) >= torch.cuda.device_count():
+            raise StartupError(f"there is no {device}: {torch.cuda.device_count()} devices are visible")
+        torch.cuda.set_device(device)  # of this thread: else pinned memory would open device 0 as well
     in_flight = 2 if device.type == "cuda" else 1
     runners: dict[str, Runner] = {}
     for stage in family.stages:
         if stage.name not in plan.stages:
             continue
         p = plan.stages[stage.name]
-        program = family.load(stage.name, folder, device, dtype_of(p.dtype, device))
+        shard = WHOLE
+        if p.tensor_parallel > 1:
+            shard = join(plan.meeting, plan.rank, p.tensor_parallel, device)
+        options = load_options(p, shard)
+        program = family.load(stage.name, folder, device, dtype_of(p.dtype, device), **options)
         if stage.kind is StageKind.AUTOREGRESSIVE:
+            kv_blocks = p.kv_blocks or blocks_that_fit(program, p, device)
+            if shard.size > 1:
+                kv_blocks = shard.least(kv_blocks, device)
             limits = AutoregressiveLimits(
                 slots=p.slots,
                 max_batch=p.max_batch,
-                kv_blocks=(p.kv_blocks or blocks_that_fit(program, p, device)) + 1,
+                kv_blocks=kv_blocks + 1,
                 block_tokens=p.block_tokens,
                 max_context=p.max_context,
                 prefill_tokens=p.prefill_tokens,
                 prefix_cache=p.prefix_cache,
                 in_flight=in_flight,
             )
-            runners[stage.name] = AutoregressiveRunner(stage.name, program, limits, device, sink)
+            runner = AutoregressiveRunner(stage.name, program, limits, device, sink)
+            runners[stage.name] = runner
+            if shard.size > 1 and shard.rank == 0:
+                others = [rank_address(mailbox.address, rank) for rank in range(1, shard.size)]
+                runners[stage.name] = Leader(runner, mailbox, others)
         elif stage.kind is StageKind.STREAMING:
             runners[stage.name] = StreamingRunner(
                 stage.name,
@@ -131,6 +162,12 @@ def build_runners(
                 stage.name, program, stage.gives, OneShotLimits(max_batch=p.max_batch), sink
             )
     return runners
+
+
+def load_options(p: StageProfile, shard: Shard) -> dict[str, Any]:
+    """What a stage's profile asks of `Family.load` beyond the usual."""
+    options: dict[str, Any] = {"float8": True} if p.weights == "float8" else {}
+    return options | ({"shard": shard} if shard.size > 1 else {})
 
 
 def blocks_that_fit(program: AutoregressiveProgram, p: StageProfile, device: torch.device) -> int:
@@ -159,6 +196,18 @@ def dtype_of(name: str, device: torch.device) -> torch.dtype:
     return dtype
 
 
+def open_worker(plan: WorkerPlan, mailbox: Mailbox) -> Worker | Follower:
+    """What one process of a worker runs, loaded. Raises StartupError."""
+    if plan.rank == 0:
+        return Worker(plan, mailbox)
+    if plan.threads:
+        torch.set_num_threads(plan.threads)
+    (runner,) = build_runners(load_family(plan.family), plan, lambda chunk: None, mailbox).values()
+    assert isinstance(runner, AutoregressiveRunner), "no other kind is split: checked in match_stages"
+    runner.warm()
+    return Follower(runner, mailbox)
+
+
 class Worker:
     """Loads what its plan names and serves it; see the module's docstring. Raises StartupError."""
 
@@ -168,7 +217,7 @@ class Worker:
         self.plan, self._mailbox = plan, mailbox
         self._family = load_family(plan.family)
         self._stages = {stage.name: stage for stage in self._family.stages}
-        self._runners = build_runners(self._family, plan, self._route, Path(plan.folder))
+        self._runners = build_runners(self._family, plan, self._route, mailbox)
         for runner in self._runners.values():
             runner.warm()
         self._tracer = Tracer(torch.device(plan.device))
@@ -200,6 +249,12 @@ class Worker:
             if not worked and any(runner.launched for runner in self._runners.values()):
                 time.sleep(DEVICE_POLL_S)
                 poll_s = 0.0
+
+    def close(self) -> None:
+        """Let go of the other ranks."""
+        for runner in self._runners.values():
+            if isinstance(runner, Leader):
+                runner.close()
 
     # --- messages in --------------------------------------------------------------------------------
 
@@ -352,6 +407,8 @@ class Worker:
         try:
             return runner.tick(now)
         except Exception as e:  # which row of a batch it was cannot be told
+            if isinstance(runner, Leader):
+                raise  # nor what the other ranks have launched
             log.exception("stage %s", runner.name)
             for job_id in runner.jobs():
                 self._fail(job_id, RequestFailed(f"stage {runner.name} failed: {type(e).__name__}"))

@@ -80,4 +80,5 @@ def create_app(engine: AsyncEngine, settings: ServerSettings) -> FastAPI:
     ):  # fmt: skip
         app.include_router(resource.router(serving))
     app.include_router(metrics.router())
+    app.add_api_websocket_route("/{path:path}", errors.no_socket)
     return app

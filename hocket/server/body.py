@@ -60,7 +60,8 @@ def decode(body: bytes | bytearray, kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         raise _invalid_field(str(error), body, kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the body is not valid JSON: {clip(error)}", code="invalid_json") from None
+        wrong = f"not valid JSON: {clip(error)}" if body.strip() else "empty; send a JSON object"
+        raise InvalidRequest(f"the body is {wrong}", code="invalid_json") from None
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply", code="invalid_json") from None
 
@@ -160,6 +161,11 @@ def _(t: inspect.DictType) -> str:
 
 
 @expectation.register
+def _(t: inspect.RawType) -> str:
+    return "an object"  # which is read by itself
+
+
+@expectation.register
 def _(t: inspect.StructType) -> str:
     return "an object with " + ", ".join(f"'{f.encode_name}'" for f in t.fields)
 
@@ -175,8 +181,12 @@ def _(t: inspect.UnionType) -> str:
 
 
 def _range(t: inspect.IntType | inspect.FloatType) -> str:
-    low = f"above {t.gt:g}" if t.gt is not None else f"of at least {t.ge:.20g}" if t.ge is not None else ""
-    if t.ge is not None and t.le is not None:
-        return f" from {t.ge:.20g} to {t.le:.20g}"
-    high = f"at most {t.le:.20g}" if t.le is not None else ""
-    return f" {' and '.join(filter(None, (low, high)))}".rstrip()
+    above, least, most = (_told(bound) for bound in (t.gt, t.ge, t.le))
+    if least and most:
+        return f" from {least} to {most}"
+    low = f"above {above}" if above else f"of at least {least}" if least else ""
+    return f" {' and '.join(filter(None, (low, f'at most {most}' if most else '')))}".rstrip()
+
+
+def _told(bound: float | None) -> str:
+    return "" if bound is None else str(bound) if isinstance(bound, int) else f"{bound:g}"

@@ -105,7 +105,7 @@ async def _planned(
 
 
 async def _said(body: ChatBody, serving: Serving) -> _Said:
-    """What the answer says: the last user message, as far as max_tokens allows."""
+    """What the answer says: the last user message, as far as max_tokens and stop allow."""
     modalities = body.modalities or ["text", "audio"]
     if "audio" not in modalities:
         message = 'this model answers with speech: \'modalities\' must be ["audio"] or ["text", "audio"]'
@@ -129,6 +129,11 @@ async def _said(body: ChatBody, serving: Serving) -> _Said:
         ids = await serving.offload(front_end.tokenize, text)
         if len(ids) > limit:
             cut, text = True, front_end.detokenize(ids[:limit]).rstrip("\ufffd")
+    ends = [at for stop in body.stops if (at := text.find(stop)) >= 0]
+    if ends:
+        cut, text = False, text[: min(ends)]
+        if not text.strip():
+            raise InvalidRequest("'stop' leaves nothing of the message to speak", param="stop")
     return _Said(text, "text" in modalities, cut)
 
 

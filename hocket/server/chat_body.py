@@ -8,6 +8,7 @@ from msgspec import Meta, Struct
 
 from hocket.server.speech_body import SpeechOptions, VoiceRef
 
+StopText = Annotated[str, Meta(min_length=1)]
 ChatFormat = Literal["wav", "mp3", "flac", "opus", "aac", "pcm16", "pcm"]
 
 
@@ -77,7 +78,10 @@ class ChatBody(SpeechOptions, kw_only=True):
     n: int | None = None
     max_tokens: Annotated[int, Meta(ge=1, description="Tokens of text.")] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
-    stop: Annotated[str | list[str] | None, Meta(description="Not supported.")] = None
+    stop: Annotated[
+        StopText | Annotated[list[StopText], Meta(max_length=16)] | None,
+        Meta(description="Strings before which the text ends."),
+    ] = None
     tools: list[dict[str, Any]] | None = None
     mm_processor_kwargs: MediaOptions | None = None
     sampling_params_list: Annotated[
@@ -87,3 +91,8 @@ class ChatBody(SpeechOptions, kw_only=True):
     audio_delta: Annotated[
         Literal["audio", "content"] | None, Meta(description="Where chunks carry the audio.")
     ] = None
+
+    @property
+    def stops(self) -> list[str]:
+        """What `stop` holds."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []

@@ -40,8 +40,6 @@ async def read_conversation(body: ChatBody, info: ModelInfo, serving: Serving) -
     """The chat in `body`, its media loaded. Raises InvalidRequest naming the message and the part."""
     if body.n is not None and body.n != 1:
         raise InvalidRequest(f"'n' must be 1; got {body.n}", param="n")
-    if body.stop:
-        raise InvalidRequest("'stop' is not supported; leave it out", param="stop", code="unsupported_field")
     if not body.messages:
         raise InvalidRequest("'messages' is empty", param="messages")
     options = body.mm_processor_kwargs
@@ -67,6 +65,7 @@ async def read_conversation(body: ChatBody, info: ModelInfo, serving: Serving) -
         modalities=body.modalities,
         sampling=drawing,
         max_tokens=body.max_completion_tokens or body.max_tokens or (own.max_tokens if own else None),
+        stops=body.stops,
         tools=body.tools or (),
         audio_in_video=heard,
     )

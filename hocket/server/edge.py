@@ -42,7 +42,8 @@ _STARTS = ("http.response.start", "websocket.accept", "websocket.http.response.s
 
 
 class Identified:
-    """Gives each request its id, drops a trailing slash, and turns what nobody caught into a 500.
+    """Gives each request its id, drops a trailing slash, takes HEAD where there is GET, and turns what nobody
+    caught into a 500.
 
     The id is in `scope["state"]["request_id"]`, where a route may replace it by one from the body; the
     answer carries what is there when its status line is sent.
@@ -59,6 +60,8 @@ class Identified:
             # Not a redirect: some clients drop the body on a 307.
             path = path.rstrip("/") or "/"
             scope = {**scope, "path": path, "raw_path": path.encode()}
+        if scope.get("method") == "HEAD":
+            scope = {**scope, "method": "GET"}  # the server knows which it was, and sends no body
         own = Headers(scope=scope).get("x-request-id", "")
         kind = next((kind for start, kind in _KINDS if path.startswith(start)), "request")
         state = scope.setdefault("state", {})

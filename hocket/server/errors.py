@@ -18,6 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.websockets import WebSocket
 
 from hocket import errors
 
@@ -131,6 +132,13 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(errors.HocketError, raised)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(RequestValidationError, validation)
+
+
+async def no_socket(websocket: WebSocket) -> None:
+    """Refuse a WebSocket on a path that has none."""
+    path = errors.clip(websocket.url.path)
+    message = f"there is no WebSocket {path}; those there are: /v1/audio/speech/stream and /v1/realtime"
+    await websocket.send_denial_response(error_response(Refused(404, message, code="route_not_found")))
 
 
 def _from_framework(request: Request, error: HTTPException) -> Refused:

@@ -35,7 +35,7 @@ import msgspec
 import numpy as np
 
 from hocket.audio.wav import Samples
-from hocket.errors import InvalidRequest
+from hocket.errors import InvalidRequest, RequestFailed
 from hocket.server.errors import Refused
 
 log = logging.getLogger("hocket.server")
@@ -142,8 +142,15 @@ class VoiceStore:
     def save(self, record: VoiceRecord, data: Samples, *, replace: bool) -> VoiceRecord:
         """Put a voice in place. -> the record with its version and time.
 
-        Raises Refused 409 `voice_exists` unless `replace`, and InvalidRequest `voice_limit` when full.
+        Raises Refused 409 `voice_exists` unless `replace`, InvalidRequest `voice_limit` when full, and
+        RequestFailed when the folder cannot be written.
         """
+        try:
+            return self._save(record, data, replace=replace)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _save(self, record: VoiceRecord, data: Samples, *, replace: bool) -> VoiceRecord:
         record = msgspec.structs.replace(record, version=secrets.token_hex(8), created_at=int(time.time()))
         path = self._path(record.name)
         head = msgspec.json.encode(record)
@@ -179,7 +186,7 @@ class VoiceStore:
         return record
 
     def delete(self, name: str) -> bool:
-        """False if there is no such voice. Whoever has it already keeps it."""
+        """False if there is no such voice. Whoever has it already keeps it. Raises as `save`."""
         path = self._path(name)
         with self._lock:
             self._voices.pop(path.name, None)
@@ -188,7 +195,14 @@ class VoiceStore:
                 path.unlink()
         except FileNotFoundError:
             return False
+        except OSError as error:
+            raise self._unwritable(error) from error
         return True
+
+    def _unwritable(self, error: OSError) -> RequestFailed:
+        log.error("voices cannot be written to %s: %s; see --voices-dir", self._folder, error.strerror)
+        message = f"the server cannot write its folder of voices: {error.strerror}"
+        return RequestFailed(message, code="voices_unwritable")
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:

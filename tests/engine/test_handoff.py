@@ -23,7 +23,7 @@ from hocket.engine.stream import Stream
 from hocket.errors import RequestFailed, WorkerDied
 
 APART = {"stages.codec.device": "cpu:1"}
-REPLICAS = {f"stages.{stage}.replicas": "3" for stage in ("talker", "codec")} | {"threads": "1"}
+REPLICAS = {f"stages.{stage}.replicas": "3" for stage in ("talker", "codec")}
 NOTHING = (0, 0, 0, 0, 0)
 
 

@@ -36,7 +36,7 @@ def endless(checkpoint: Callable[..., Path]) -> Path:
 
 async def test_text_word_by_word_gives_the_codes_of_the_text_at_once(endless: Path) -> None:
     words = TEXT.split(" ")
-    async with AsyncEngine(endless, processes=False, overrides={"threads": "1"}) as engine:
+    async with AsyncEngine(endless, processes=False) as engine:
         expected = await codes(await engine.submit(request(TEXT), want_codes=True))
         assert len(expected) == 59
         for pause in (False, True):
@@ -52,7 +52,7 @@ async def test_text_word_by_word_gives_the_codes_of_the_text_at_once(endless: Pa
 
 
 async def test_generation_waits_for_text_without_making_frames(endless: Path) -> None:
-    async with AsyncEngine(endless, processes=False, overrides={"threads": "1"}) as engine:
+    async with AsyncEngine(endless, processes=False) as engine:
         stream = await engine.submit_live(request("One two three "), want_codes=True)
         allowed = len(engine.front_end.tokenize("One two three"))
         frames = 0
@@ -72,7 +72,7 @@ async def test_generation_waits_for_text_without_making_frames(endless: Path) ->
 
 
 async def test_beginning_needs_a_whole_word(endless: Path) -> None:
-    async with AsyncEngine(endless, processes=False, overrides={"threads": "1"}) as engine:
+    async with AsyncEngine(endless, processes=False) as engine:
         with pytest.raises(InvalidRequest) as refused:
             await engine.submit_live(request("Hel"))
         assert refused.value.code == "empty_input"
@@ -81,7 +81,7 @@ async def test_beginning_needs_a_whole_word(endless: Path) -> None:
 async def test_requests_that_are_being_prepared_count_in_the_queue(
     endless: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = {"threads": "1", "stages.talker.slots": "1", "stages.talker.max_batch": "1"}
+    small = {"stages.talker.slots": "1", "stages.talker.max_batch": "1"}
     async with AsyncEngine(endless, processes=False, overrides=small, max_waiting=2) as engine:
         go = asyncio.Event()
 

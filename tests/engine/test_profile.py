@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from hocket.core import CLIENT, ChunkKind, Stage, StageKind
+from hocket.engine import fleet
 from hocket.engine import profile as profiles
+from hocket.engine.fleet import plan_workers
 from hocket.engine.platform import PLATFORMS, current_platform
 from hocket.engine.profile import Profile, StageProfile, load_profile, match_stages, shipped_profiles
 from hocket.errors import StartupError
@@ -148,6 +150,18 @@ def test_no_platform_means_this_machine(tmp_path: Path, monkeypatch: pytest.Monk
 def test_profile_survives_the_way_to_a_worker(tmp_path: Path) -> None:
     profile = load_profile(write(tmp_path, GOOD), "cpu")
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(profile), type=Profile) == profile
+
+
+@pytest.mark.parametrize(("given", "threads"), [("6", 3), ("1", 1), ("8,2", 4), ("", 5), ("all", 5)])
+def test_workers_share_the_cores_that_may_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, threads: int
+) -> None:
+    """OMP_NUM_THREADS says how many, as for any program; else all there are."""
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    monkeypatch.setattr(fleet.os, "cpu_count", lambda: 10)
+    apart = {"stages.codec.device": "cpu:1", "threads": "0"}
+    profile = load_profile(write(tmp_path, GOOD), "cpu", apart)
+    assert [plan.threads for plan in plan_workers(profile, ("talker", "codec"), tmp_path)] == [threads] * 2
 
 
 def test_path_may_be_text_or_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,16 +7,14 @@ gave must have been closed by the end of a test.
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import httpx2
 import numpy as np
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
@@ -25,6 +23,7 @@ from hocket.engine.messages import StageStatus
 from hocket.errors import Cancelled, InvalidRequest, Overloaded, clip
 from hocket.server.app import create_app
 from hocket.server.settings import ServerSettings
+from tests.listener import Listener
 
 T = TypeVar("T")
 
@@ -252,40 +251,6 @@ class Running:
     url: str
     app: FastAPI
     http: httpx2.Client
-
-
-class Listener:
-    """One HTTP server for all tests: starting one takes longer than most of them. It serves `app`."""
-
-    def __init__(self) -> None:
-        self.app: FastAPI | None = None
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as `hocket serve` does
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        config = uvicorn.Config(self._answer, log_level="critical", lifespan="off", interface="asgi3")
-        self._server = uvicorn.Server(config)
-        self._started = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
-        self._thread.start()
-        self._started.wait()
-
-    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
-        assert self.app is not None
-        await self.app(scope, receive, send)
-
-    async def _serve(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self._started.set()
-        await self._server.serve(sockets=[self._socket])
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on the server's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
-
-    def stop(self) -> None:
-        self._server.should_exit = True
-        self._thread.join()
-        self._socket.close()
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,7 @@ def addresses(listener: Any, checkpoint: Callable[..., Path], tmp_path: Path) ->
     """By the port that the document gives a server: where it is in truth."""
     found, ends = {}, []
     for port, options in SERVERS.items():
-        engine = AsyncEngine(checkpoint(**options), overrides={"threads": "1"}, processes=False)
+        engine = AsyncEngine(checkpoint(**options), processes=False)
         here = type(listener)()
         here.run(engine.start())
         here.app = create_app(engine, ServerSettings(model="tiny", voices_dir=tmp_path / "voices"))

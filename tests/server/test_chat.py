@@ -124,6 +124,20 @@ def test_audio_covers_the_text_that_max_tokens_leaves(client: TestClient, engine
     assert choice["message"]["audio"]["transcript"] == engine.requests[0].text == "Hello"
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"stop": " th"}, "Hello"),
+        ({"stop": ["x", "l", "lo"], "max_tokens": 5}, "He"),
+        ({"stop": []}, "Hello there"),
+    ],
+)
+def test_audio_covers_the_text_before_a_stop(client: TestClient, engine: Any, fields: Any, said: str) -> None:
+    choice = chat(client, **fields).json()["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (said, "stop")
+    assert choice["message"]["audio"]["transcript"] == engine.requests[0].text == said
+
+
 def test_speech_fields_work_here_too(client: TestClient, engine: Any) -> None:
     chat(client, seed=4, temperature=0, language="English", instructions="softly", voice="lin")
     request = engine.requests[0]
@@ -132,6 +146,8 @@ def test_speech_fields_work_here_too(client: TestClient, engine: Any) -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], str, str]] = {
+    "nothing is left": ({"stop": "Hel"}, "stop", "invalid_value"),
+    "an empty stop": ({"stop": ""}, "stop", "invalid_value"),
     "no messages": ({"messages": None}, "messages", "invalid_value"),
     "empty messages": ({"messages": []}, "messages", "invalid_value"),
     "nobody asks": ({"messages": [{"role": "system", "content": "a"}]}, "messages", "invalid_value"),

@@ -36,7 +36,7 @@ GREEDY_SPEECH: list[dict[str, Any]] = [{}, {"temperature": 0}]
 @pytest.fixture(scope="module")
 def http(listener: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx2.Client]:
     folder = write_checkpoint(tmp_path_factory.mktemp("omni"))
-    engine = AsyncEngine(folder, overrides={"threads": "1"}, processes=False)
+    engine = AsyncEngine(folder, processes=False)
     listener.run(engine.start())
     listener.app = create_app(engine, ServerSettings(model="tiny-omni"))
     with httpx2.Client(base_url=listener.url, timeout=WAIT_S) as client:
@@ -126,6 +126,24 @@ def test_streaming_equals_buffered_sample_for_sample(http: httpx2.Client) -> Non
     assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], 21)
     frames = sum(c["audio_metadata"]["frame_count"] for kind, c in deltas if kind == "audio")
     assert frames == 14 * 1920 - 555
+
+
+@pytest.mark.parametrize("stop", ["Uw", ["no such text", "Uw"]], ids=["one", "several"])
+def test_a_stop_ends_text_and_sound(stop: Any, http: httpx2.Client) -> None:
+    """Whole and streamed; no chunk holds a part of it."""
+    fields = body("text_300", max_tokens=64, max_new_tokens=40)
+    plain = ask(http, **fields)["choices"][0]["message"]["content"]
+    expected = plain[: plain.index("Uw")]
+    (choice,) = ask(http, **fields, stop=stop)["choices"]
+    message = choice["message"]
+    assert message["content"] == message["audio"]["transcript"] == expected
+    *got, _ = chunks(http.post(CHAT, json={**fields, "stop": stop, "stream": True}).text)
+    texts = [c["choices"][0]["delta"].get("content", "") for c in got if c["modality"] == "text"]
+    assert "".join(texts) == expected
+    ids, spell = golden("text_300")["text"].tolist(), http.engine.front_end.detokenize
+    tokens = next(n for n in range(64) if spell(ids[: n + 2]) == expected + "Uw")
+    cut = ask(http, **{**fields, "max_tokens": tokens})["choices"][0]["message"]
+    assert (cut["content"], cut["audio"]["data"]) == (expected, message["audio"]["data"])
 
 
 def test_text_alone(http: httpx2.Client) -> None:
@@ -402,7 +420,9 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "voice": ({"audio": {"voice": "nobody"}}, "audio.voice", "voice_not_found"),
     "two choices": ({"n": 2}, "n", "invalid_value"),
-    "stop": ({"stop": ["."]}, "stop", "unsupported_field"),
+    "empty stop": ({"stop": ["a", ""]}, "stop.1", "invalid_value"),
+    "many stops": ({"stop": ["a"] * 17}, "stop", "invalid_value"),
+    "stops of numbers": ({"stop": [1]}, "stop.0", "invalid_value"),
     "modality": ({"modalities": ["video"]}, "modalities.0", "invalid_value"),
     "too many tokens": ({"max_tokens": 100_000}, "max_tokens", "invalid_value"),
     "draws": ({"sampling_params_list": [{"top_p": 0}]}, "sampling_params_list.0.top_p", "invalid_value"),

@@ -41,6 +41,14 @@ def test_slash_at_the_end_is_no_redirect(client: TestClient, path: str) -> None:
     assert client.get(path, follow_redirects=False).status_code == 200
 
 
+def test_head_is_get_without_a_body(serve: Callable[..., Any]) -> None:
+    http = serve().http
+    for path in ("/live", "/v1/models", "/", "/nothing"):
+        head, get = http.head(path), http.get(path)
+        assert (head.status_code, head.content) == (get.status_code, b"")
+        assert head.headers["content-length"] == str(len(get.content))
+
+
 def test_speech_with_a_slash(client: TestClient) -> None:
     assert client.post(SPEECH + "/", json={"input": "a"}, follow_redirects=False).status_code == 200
 

@@ -251,6 +251,23 @@ def test_payload_is_never_echoed(client: TestClient) -> None:
         assert "QUJD" * 25 not in response.text
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        (SPEECH, b" \n", "the body is empty; send a JSON object"),
+        (
+            SPEECH,
+            b'{"input":"a","seed":9223372036854775808}',
+            "'seed' must be a whole number from -9223372036854775808 to 9223372036854775807; "
+            "got 9223372036854775808",
+        ),
+        (f"{SPEECH}/batch", b'{"items":null}', "'items' must be a list, each item an object; got null"),
+    ],
+)
+def test_message_names_the_remedy(client: TestClient, path: str, body: bytes, message: str) -> None:
+    assert client.post(path, content=body).json()["error"]["message"] == message
+
+
 def test_message_says_what_came_and_what_was_expected(client: TestClient) -> None:
     said = client.post(SPEECH, json={"input": "a", "speed": 7}).json()["error"]["message"]
     assert said == "'speed' must be a number from 0.25 to 4; got 7"

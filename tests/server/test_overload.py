@@ -48,7 +48,7 @@ def url(listener: Any, checkpoint: Callable[..., Path]) -> Any:
     small = {f"stages.{s}.{f}": str(SLOTS) for s in ("talker", "codec") for f in ("slots", "max_batch")}
     engine = AsyncEngine(
         checkpoint(variant="custom_voice", never_ends=True),
-        overrides={"threads": "1", **small},
+        overrides=small,
         processes=False,
         max_waiting=WAITING,
     )

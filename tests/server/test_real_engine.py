@@ -37,7 +37,7 @@ def served(
     listener: Any, folder: Path, settings: dict[str, Any] | None = None, **options: Any
 ) -> Iterator[httpx2.Client]:
     """A client of a server with an engine of its own."""
-    engine = AsyncEngine(folder, overrides={"threads": "1"}, **options)
+    engine = AsyncEngine(folder, **options)
     listener.run(engine.start())
     listener.app = create_app(engine, ServerSettings(model="tiny", **(settings or {})))
     with httpx2.Client(base_url=listener.url, timeout=WAIT_S) as http:
@@ -110,7 +110,7 @@ def test_outcome_and_counts(http: httpx2.Client) -> None:
         ({"language": "Klingon"}, "language", "language_not_found"),
         ({"task_type": "Base"}, "task_type", "unsupported_task"),
         ({"task_type": "Other"}, "task_type", "invalid_value"),
-        ({"speaker_embedding": [0.0]}, "ref_audio", "unsupported_task"),
+        ({"speaker_embedding": [0.0]}, "speaker_embedding", "unsupported_task"),
         ({"extra_params": {"emo_alpha": 1}}, "extra_params.emo_alpha", "invalid_value"),
         ({"max_new_tokens": 100_000}, "max_new_tokens", "invalid_value"),
     ],

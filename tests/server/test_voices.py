@@ -245,6 +245,16 @@ def test_bad_upload(
     assert client.get(VOICES).json()["uploaded_voices"] == []
 
 
+def test_folder_that_cannot_be_written_is_one_clear_error(
+    app: Callable[..., FastAPI], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    response = upload(TestClient(app(voices_dir=tmp_path / "file")))
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (500, "voices_unwritable")
+    assert error["message"] == "the server cannot write its folder of voices: File exists"
+
+
 @pytest.mark.parametrize(
     "text", ["", "x", "{}", "[]", "[1, null]", "[1e60]", "[NaN]", "[1" + ",1" * 9000 + "]"]
 )

@@ -28,7 +28,7 @@ BODY = {"input": "Over there.", "seed": 1, "max_new_tokens": PATCHES, "response_
 def http(listener: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx2.Client]:
     folder = write_checkpoint(tmp_path_factory.mktemp("voxcpm") / "model", never_ends=True)
     write_lora(folder / "lora" / "calm", model_config("tiny"))
-    engine = AsyncEngine(folder, overrides={"threads": "1"}, processes=False)
+    engine = AsyncEngine(folder, processes=False)
     listener.run(engine.start())
     listener.app = create_app(
         engine,
