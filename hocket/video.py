@@ -16,6 +16,7 @@ import numpy as np
 from av.container import InputContainer
 from PIL import Image, ImageSequence
 
+from hocket.container import open_container
 from hocket.errors import InvalidRequest
 
 FILM_HZ = 2.0  # frames a second that are looked at
@@ -25,7 +26,6 @@ MOST_PIXELS = 64 << 20  # of an image, or of one frame
 _IMAGES = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 _CONTAINERS = "mov,matroska,avi,mpegts,mpeg"
 _CODECS = "h264,hevc,vp8,vp9,av1,libdav1d,mpeg4,mpeg2video,mjpeg"
-_OPTIONS = {"format_whitelist": _CONTAINERS, "codec_whitelist": _CODECS}
 
 
 def chosen_frames(total: int, rate_hz: float) -> tuple[np.ndarray, float]:
@@ -80,10 +80,10 @@ def decode_film(data: bytes, *, param: str) -> tuple[np.ndarray, float]:
     Raises InvalidRequest `bad_media` when the bytes are no film.
     """
     try:
-        with av.open(io.BytesIO(data), "r", container_options=_OPTIONS, metadata_errors="replace") as first:
+        with open_container(io.BytesIO(data), _CONTAINERS, _CODECS) as first:
             total, rate = _measure(first, param)
         wanted, rate = chosen_frames(total, rate)
-        with av.open(io.BytesIO(data), "r", container_options=_OPTIONS, metadata_errors="replace") as second:
+        with open_container(io.BytesIO(data), _CONTAINERS, _CODECS) as second:
             frames = _frames(second, set(wanted.tolist()))
     except av.FFmpegError as error:
         raise _bad(

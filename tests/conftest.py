@@ -17,13 +17,39 @@ if not torch.cuda.is_available():
 
 from hocket.models.qwen3_tts.synthetic import write_checkpoint
 
-GOLDEN = Path(__file__).parent / "golden" / "qwen3_tts"
-DATA = Path(__file__).parent / "data"
+HERE = Path(__file__).parent
+GOLDEN = HERE / "golden" / "qwen3_tts"
+DATA = HERE / "data"
+# Tests with processes, browsers or clocks of their own: one at a time, beside the others.
+ALONE = (
+    "bench/test_real_server.py",
+    "cli",
+    "engine",
+    "models/qwen3_omni/test_parallel.py",
+    "models/qwen3_omni/test_whole.py",
+    "server/test_clients.py",
+    "server/test_overload.py",
+    "server/test_real_engine.py",
+    "server/test_rounds.py",
+    "server/test_voices.py",
+    "test_docs.py",
+    "web",
+)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    for item in items:
+        if any(item.path.is_relative_to(HERE / place) for place in ALONE):
+            item.add_marker(pytest.mark.xdist_group("alone"))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _few_threads() -> None:
-    torch.set_num_threads(1)  # tiny models: a second thread costs more than it gives
+    """Tiny models: a second thread costs more than it gives, and very much more where cores are busy."""
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"  # what workers go by
 
 
 @pytest.fixture(scope="session")

@@ -19,14 +19,13 @@ from av import AudioFrame
 from av.container import InputContainer
 
 from hocket.audio.wav import Samples
+from hocket.container import open_container
 from hocket.errors import InvalidRequest
 
-# libav knows hundreds of formats; some (playlists) open other files, many decoders are old and little tested.
 _CONTAINERS = "wav,mp3,flac,ogg,aac,mov,matroska"
 _CODECS = {"mp3", "mp3float", "flac", "opus", "libopus", "vorbis", "libvorbis", "aac", "alac"}
 _CODECS |= {"pcm_u8", "pcm_s16le", "pcm_s24le", "pcm_s32le", "pcm_f32le", "pcm_f64le", "pcm_alaw"}
 _CODECS |= {"pcm_mulaw", "pcm_s16be", "pcm_s24be", "pcm_s32be"}
-_OPTIONS = {"format_whitelist": _CONTAINERS, "codec_whitelist": ",".join(sorted(_CODECS))}
 
 _TYPES = "wav, mp3, flac, ogg/opus, aac/m4a, webm"
 
@@ -70,7 +69,7 @@ def decode(source: bytes | Path, *, param: str, max_seconds: float = 31.0) -> tu
     try:
         with (
             io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file,
-            av.open(file, "r", container_options=_OPTIONS, metadata_errors="replace") as container,
+            open_container(file, _CONTAINERS, ",".join(sorted(_CODECS))) as container,
         ):
             return _read(container, param, max_seconds)
     except av.FFmpegError as error:

@@ -13,7 +13,7 @@ import numpy as np
 
 from hocket.bench.metrics import AUDIBLE_S
 from hocket.bench.result import LevelResult, Packets, Result
-from hocket.errors import Unsupported
+from hocket.results import check_plots, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,20 +22,11 @@ if TYPE_CHECKING:
 
 _WAIT, _PLAY, _SILENCE, _PACKET = "#c9ced6", "#7fb3a6", "#c8453b", "#22313f"
 _LINES = ("#1f6f8b", "#d98324")  # two series of one panel, told apart by those who see no colour as well
-_REMEDY = 'plots need matplotlib, which is not installed: pip install "hocket[bench]"'
-
-
-def check() -> None:
-    """Raises Unsupported if there is nothing to draw with. Said before a run, not after it."""
-    try:
-        import matplotlib  # noqa: F401  # an optional dependency
-    except ImportError as error:
-        raise Unsupported(_REMEDY, param="--plot") from error
 
 
 def draw(result: Result, folder: Path) -> list[Path]:
     """Write the pictures of `result`. -> their paths"""
-    check()
+    check_plots("bench")
     from matplotlib.figure import Figure  # an optional dependency
 
     levels = [level for level in result.levels if level.steady.requests]
@@ -50,14 +41,6 @@ def draw(result: Result, folder: Path) -> list[Path]:
         figure.savefig(path, metadata={"Software": None})
         paths.append(path)
     return paths
-
-
-def _plain(axes: Axes, x: str, y: str) -> None:
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color="#e6e8eb", linewidth=0.8)
-    axes.set_axisbelow(True)
 
 
 def _scale(axis: Axis, values: Sequence[np.ndarray]) -> None:
@@ -102,7 +85,7 @@ def _latency(figure: Figure, levels: list[LevelResult]) -> None:
             )
         axes.set_title(title, loc="left", fontsize=10)
         axes.set_ylim(0, 1.02)
-        _plain(axes, "ms", "share of requests" if column == "ttfp_s" else "")
+        plain(axes, "ms", "share of requests" if column == "ttfp_s" else "")
     columns = ("ttfp_s", "smooth_start_s")
     _scale(panels[0].xaxis, [1000 * _inside(level, c) for level in levels for c in columns])
     panels[1].legend(frameon=False, fontsize=8, loc="lower right")
@@ -146,7 +129,7 @@ def _throughput(figure: Figure, levels: list[LevelResult]) -> None:
         axes.set_xscale("log", base=2)
         axes.set_xticks(loads, [f"{load:g}" for load in loads])
         axes.xaxis.minorticks_off()
-        _plain(axes, unit, "")
+        plain(axes, unit, "")
 
 
 def _waterfall(figure: Figure, levels: list[LevelResult]) -> None:
@@ -164,7 +147,7 @@ def _waterfall(figure: Figure, levels: list[LevelResult]) -> None:
     for colour, label in ((_WAIT, "waits for the first packet"), (_PLAY, "plays"), (_SILENCE, "runs dry")):
         axes.barh([-5], [0], color=colour, label=label)
     axes.plot([], [], "|", color=_PACKET, markersize=7, label="packet arrives")
-    _plain(axes, "s", "")
+    plain(axes, "s", "")
     axes.spines["left"].set_visible(False)
     axes.grid(visible=False, axis="y")
     figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)

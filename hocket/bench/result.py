@@ -1,7 +1,4 @@
-"""A result file: what was run, where, against what, and what came of it.
-
-`SCHEMA` changes when a reader of the last one would misread a file; a new field with a default leaves it.
-"""
+"""A result: what was run, where, against what, and what came of it."""
 
 from __future__ import annotations
 
@@ -16,11 +13,12 @@ from typing import Any
 
 import msgspec
 
+from hocket import results
 from hocket.bench.http import Client
 from hocket.bench.load import Level, Share, Workload
 from hocket.bench.metrics import BLOCKS, Columns, Summary, Trace, blocks, columns, steady, summarise, whole
 from hocket.bench.processes import until
-from hocket.errors import InvalidRequest, StartupError, clip
+from hocket.errors import StartupError
 
 SCHEMA = "hocket-bench/1"
 _SAMPLE = 24  # requests of a level whose packets are kept, for the waterfall
@@ -140,24 +138,13 @@ def new_result(work: Workload, command: Sequence[str], server: dict[str, Any], v
     return Result(
         schema=SCHEMA,
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        command=" ".join(_without_key(command)),
+        command=results.command_line(command),
         interrupted=False,
         hocket=version,
         machine=machine(),
         server=server,
         work=asked,
     )
-
-
-def _without_key(words: Sequence[str]) -> list[str]:
-    kept = []
-    for before, word in zip(["", *words], words, strict=False):
-        if before == "--api-key":
-            word = "…"
-        elif word.startswith("--api-key="):
-            word = "--api-key=…"
-        kept.append(f"'{word}'" if not word or set(word) & set(" '\"{}|*?$&;<>()") else word)
-    return kept
 
 
 def machine() -> dict[str, Any]:
@@ -215,31 +202,6 @@ def _json(body: bytes) -> Any:
         return body[:300].decode("utf-8", "replace")
 
 
-def only_model(server: dict[str, Any]) -> str | None:
-    """The model to ask for when none was named: the first of the server's list, if it has one."""
-    models = server.get("models")
-    entries = models.get("data") if isinstance(models, dict) else None
-    first = entries[0] if isinstance(entries, list) and entries else None
-    return str(first["id"]) if isinstance(first, dict) and "id" in first else None
-
-
-def save(result: Result, path: Path) -> None:
-    """Write the result to `path` as JSON and a newline."""
-    path.write_bytes(encode(result) + b"\n")
-
-
-def encode(result: Result) -> bytes:
-    """The result as JSON."""
-    return msgspec.json.encode(result, enc_hook=str)
-
-
 def load(path: Path) -> Result:
-    """Raises InvalidRequest if it is no result file, or one of another schema."""
-    try:
-        data = path.read_bytes()
-        schema = msgspec.json.decode(data, type=dict).get("schema")
-        if schema != SCHEMA:
-            raise InvalidRequest(f"{path} is of schema {clip(schema)!r}, not {SCHEMA!r}")
-        return msgspec.json.decode(data, type=Result)
-    except msgspec.DecodeError as error:
-        raise InvalidRequest(f"{path} is not a result of hocket bench --json: {error}") from error
+    """The result in `path`. Raises InvalidRequest if it holds none."""
+    return results.load(path, Result, SCHEMA)

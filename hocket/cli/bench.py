@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,6 +20,19 @@ import typer
 from rich.console import Console
 
 import hocket
+from hocket.cli.measured import (
+    ApiKey,
+    Compare,
+    Extra,
+    JsonOut,
+    Plot,
+    check_outputs,
+    deliver,
+    fields_of,
+    first_model,
+    names_of,
+    tables,
+)
 from hocket.cli.report import Debug, console, note, reports_errors
 from hocket.errors import InvalidRequest, clip
 
@@ -26,8 +40,6 @@ if TYPE_CHECKING:
     from hocket.bench.load import Level
     from hocket.bench.processes import Crew
     from hocket.bench.result import Result
-
-_WIDE = 10_000  # a table in a file or a pipe is not folded
 
 
 @reports_errors
@@ -67,23 +79,16 @@ def bench(
     sample_rate: Annotated[
         int, typer.Option(min=1, help="Of the sound, in Hz, where the answer does not say.")
     ] = 24_000,
-    extra: Annotated[
-        list[str] | None,
-        typer.Option(help="key=json: a field of each request; null leaves one out. May be repeated."),
-    ] = None,
+    extra: Extra = None,
     seed: Annotated[int, typer.Option(min=0, help="Of texts, lengths and arrivals.")] = 0,
     warmup: Annotated[int, typer.Option(min=0, help="Uncounted requests a client before each level.")] = 1,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds a request may take.")] = 300.0,
     processes: Annotated[int, typer.Option(min=1, help="Client processes.")] = 1,
-    api_key: Annotated[str | None, typer.Option(envvar="HOCKET_API_KEY", help="Sent as bearer.")] = None,
+    api_key: ApiKey = None,
     max_failures: Annotated[int, typer.Option(min=0, help="More failed requests make exit code 1.")] = 0,
-    json_out: Annotated[
-        str | None, typer.Option("--json", help="The file to write the result to; - is standard output.")
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(help="The folder to write pictures to (PNG).")] = None,
-    compare: Annotated[
-        tuple[Path, Path] | None, typer.Option(help="Two result files to compare, instead of a run.")
-    ] = None,
+    json_out: JsonOut = None,
+    plot: Plot = None,
+    compare: Compare = None,
     debug: Debug = False,
 ) -> None:
     """Measure a speech server under load."""
@@ -92,8 +97,7 @@ def bench(
     from hocket.bench.http import Client
     from hocket.bench.load import Workload
     from hocket.bench.processes import Crew, run_loop
-    from hocket.bench.result import ask_server, encode, new_result, only_model, save
-    from hocket.bench.tables import remarks, result_table
+    from hocket.bench.result import ask_server, new_result
     from hocket.bench.texts import read_texts
 
     if compare is not None:
@@ -106,8 +110,7 @@ def bench(
     levels = _levels(concurrency, rate, listeners, requests, duration)
     if texts is not None:
         read_texts(texts)
-    if plot is not None:
-        plots.check()
+    check_outputs(json_out, plot, "bench")
     work = Workload(
         url=url,
         api_key=api_key,
@@ -117,34 +120,29 @@ def bench(
         sample_rate_hz=sample_rate,
         texts=texts,
         max_new_tokens=_span(max_new_tokens),
-        extra=_extra(extra or []),
+        extra=fields_of(extra or []),
         seed=seed,
         timeout_s=timeout,
     )
     server = run_loop(ask_server(work))
-    work = replace(work, model=model or only_model(server))
+    work = replace(work, model=model or first_model(server))
     result = new_result(work, ["hocket", *sys.argv[1:]], server, hocket.__version__)
     with Crew(work, processes) as crew:
         run_loop(_run(crew, levels, warmup, result))
-    if json_out == "-":
-        sys.stdout.buffer.write(encode(result) + b"\n")
-    else:
-        out = Console()
-        out = out if out.is_terminal else Console(width=_WIDE)
-        out.print(result_table(result), highlight=False)
-        for line in remarks(result):
-            out.print(line, style="dim", highlight=False, markup=False)
-    if json_out not in (None, "-"):
-        save(result, Path(str(json_out)))
-        note(f"result: {json_out}")
-    if plot is not None:
-        for path in plots.draw(result, plot):
-            note(f"picture: {path}")
+    deliver(result, json_out, plot, show=partial(_show, result), draw=plots.draw)
     if result.interrupted:
         raise typer.Exit(130)
     if result.failures > max_failures:
         note(f"{result.failures} requests failed; --max-failures {max_failures}")
         raise typer.Exit(1)
+
+
+def _show(result: Result, out: Console) -> None:
+    from hocket.bench.tables import remarks, result_table
+
+    out.print(result_table(result), highlight=False)
+    for line in remarks(result):
+        out.print(line, style="dim", highlight=False, markup=False)
 
 
 async def _run(crew: Crew, levels: Sequence[Level], warmup: int, result: Result) -> None:
@@ -198,11 +196,7 @@ def _compare(before: Path, after: Path) -> None:
     from hocket.bench.tables import comparison_table
 
     one, two = load(before), load(after)
-    names = (before.name, after.name) if before.name != after.name else (str(before), str(after))
-    rows = compare(one, two)
-    out = Console()
-    out = out if out.is_terminal else Console(width=_WIDE)
-    out.print(comparison_table(rows, *names), highlight=False)
+    tables().print(comparison_table(compare(one, two), *names_of(before, after)), highlight=False)
     for line in differences(one, two):
         note(f"not alike in {line}")
     note("maybe: beyond chance within these runs, but two runs of one server often differ by 10 %")
@@ -267,19 +261,3 @@ def _span(text: str | None) -> tuple[int, int] | None:
     if not 1 <= span[0] <= span[1]:
         raise InvalidRequest(f"--max-new-tokens {clip(text)!r}: LEAST must be at least 1 and at most MOST")
     return span
-
-
-def _extra(pairs: Sequence[str]) -> dict[str, Any]:
-    import msgspec
-
-    found = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name:
-            raise InvalidRequest(f"--extra {clip(pair)!r} is not of the form key=json")
-        try:
-            found[name] = msgspec.json.decode(value)
-        except msgspec.DecodeError:
-            message = f"--extra {clip(pair)!r}: the value is not JSON; a string is written {name}='\"…\"'"
-            raise InvalidRequest(message) from None
-    return found

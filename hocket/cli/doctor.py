@@ -34,6 +34,7 @@ Verdict = Literal["ok", "note", "bad"]
 
 _COLOURS: dict[Verdict, str] = {"ok": "green", "note": "yellow", "bad": "red"}
 _GIB = 1 << 30
+_LOOK = "YES"  # our word for offline, which Hugging Face's library takes too: look, do not fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ def _memory() -> int | None:
 
 
 def _model(name: str, profile_name: str | None, overrides: dict[str, str]) -> Iterator[Finding]:
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the hub's library is imported: look, do not fetch
+    offline = os.environ.setdefault("HF_HUB_OFFLINE", _LOOK)  # before the hub's library is imported
     from hocket.engine.hub import resolve_model
     from hocket.engine.profile import load_profile, match_stages
     from hocket.models import family_of, load_family
@@ -152,7 +153,11 @@ def _model(name: str, profile_name: str | None, overrides: dict[str, str]) -> It
         family = load_family(family_name)
         info = family.front_end(folder).info
     except HocketError as error:
-        yield Finding("model", "bad", error.message)
+        missing, ours, _ = error.message.partition(", and HF_HUB_OFFLINE")
+        if ours and offline == _LOOK:
+            yield Finding("model", "bad", f"{missing}; its first use downloads them")
+        else:
+            yield Finding("model", "bad", error.message)
         return
     yield Finding("model", "ok", f"{folder}: {family_name}, {', '.join(info.tasks)}")
     disk = shutil.disk_usage(folder)
@@ -172,23 +177,30 @@ def _plan(family: Any, folder: Path, profile: Profile) -> Iterator[Finding]:
     """What each stage takes on its device, and whether that fits."""
     import torch
 
-    from hocket.engine.worker import dtype_of
+    from hocket.engine.worker import dtype_of, load_options
+    from hocket.nn.parallel import Shard
 
     kinds = {stage.name: stage.kind for stage in family.stages}
     needed: dict[str, int] = {}
-    for name in family.used_stages(folder):
+    for name in (name for name in family.used_stages(folder) if name in profile.stages):
         stage = profile.stages[name]
         dtype = dtype_of(stage.dtype, torch.device(stage.device))
         # On the meta device tensors have shapes and no content: the plan costs no memory.
         try:
-            program = family.load(name, folder, torch.device("meta"), dtype)
+            options = load_options(stage, Shard(0, stage.tensor_parallel))
+            program = family.load(name, folder, torch.device("meta"), dtype, **options)
         except HocketError as error:
             yield Finding(f"stage {name}", "note", f"{stage.device}: no memory plan: {error.message}")
             return
         weights = sum(t.numel() * t.element_size() for t in _tensors(program, set()))
         state = _state_bytes(kinds[name], program, stage)
-        needed[stage.device] = needed.get(stage.device, 0) + (weights + state) * stage.replicas
+        kind, _, number = stage.device.partition(":")
+        for n in range(stage.replicas * stage.tensor_parallel):  # one device after the other
+            device = f"{kind}:{int(number) + n}" if number else kind
+            needed[device] = needed.get(device, 0) + weights + state
         text = f"{stage.device}, {_short(dtype)}: weights {_size(weights)}"
+        if stage.tensor_parallel > 1:
+            text += f" on each of {stage.tensor_parallel} devices"
         if state:
             text += f", state {_size(state)} for {stage.slots} slots"
         yield Finding(f"stage {name}", "ok", text)

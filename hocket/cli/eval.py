@@ -7,7 +7,7 @@ What the figures mean is in docs/eval.md. Exit codes: 0 done, 1 a gate does not 
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -18,6 +18,19 @@ import typer
 from rich.console import Console
 
 import hocket
+from hocket.cli.measured import (
+    ApiKey,
+    Compare,
+    Extra,
+    JsonOut,
+    Plot,
+    check_outputs,
+    deliver,
+    fields_of,
+    first_model,
+    names_of,
+    tables,
+)
 from hocket.cli.report import Debug, console, note, progress, reports_errors, settings_of
 from hocket.errors import InvalidRequest, Unsupported, clip
 
@@ -26,8 +39,6 @@ if TYPE_CHECKING:
     from hocket.eval.result import Result
     from hocket.eval.speakers import Speak
     from hocket.eval.texts import Item
-
-_WIDE = 10_000  # a table in a file or a pipe is not folded
 
 
 @reports_errors
@@ -75,24 +86,17 @@ def eval_(
         float, typer.Option(min=1.0, help="So many times the expected length is a missed end.")
     ] = 2.5,
     max_frames: Annotated[int | None, typer.Option(min=1, help="Most frames of a text.")] = None,
-    extra: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="key=json: a field of each request to a server; null leaves one out. May be repeated."
-        ),
-    ] = None,
+    extra: Extra = None,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds a server may take for a text.")] = 300.0,
-    api_key: Annotated[str | None, typer.Option(envvar="HOCKET_API_KEY", help="Sent as bearer.")] = None,
+    api_key: ApiKey = None,
     profile: Annotated[str | None, typer.Option(help="Name or path of a model's profile.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="stage.field=value: a change of the profile.")
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads of who listens.")] = 1,
     keep: Annotated[Path | None, typer.Option(help="Folder to leave the sounds and their texts in.")] = None,
-    json_out: Annotated[
-        str | None, typer.Option("--json", help="The file to write the result to; - is standard output.")
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(help="The folder to write pictures to (PNG).")] = None,
+    json_out: JsonOut = None,
+    plot: Plot = None,
     max_wer: Annotated[float | None, typer.Option(min=0, help="Most word errors, in per cent.")] = None,
     min_similarity: Annotated[float | None, typer.Option(help="Least mean cosine to the voice.")] = None,
     max_missed: Annotated[int | None, typer.Option(min=0, help="Most missed ends.")] = None,
@@ -104,9 +108,7 @@ def eval_(
     max_looped: Annotated[int | None, typer.Option(min=0, help="Most that repeat words.")] = None,
     max_dropped: Annotated[int | None, typer.Option(min=0, help="Most that leave words out.")] = None,
     max_failures: Annotated[int, typer.Option(min=0, help="Most texts that were not spoken.")] = 0,
-    compare: Annotated[
-        tuple[Path, Path] | None, typer.Option(help="Two result files to compare, instead of a run.")
-    ] = None,
+    compare: Compare = None,
     debug: Debug = False,
 ) -> None:
     """Judge how well texts are spoken."""
@@ -115,10 +117,10 @@ def eval_(
     from hocket.eval.ears import NONE, Whisper
     from hocket.eval.judge import Judge
     from hocket.eval.likeness import Likeness
-    from hocket.eval.result import encode, judge_gates, new_result, save, totals
+    from hocket.eval.result import judge_gates, new_result, totals
     from hocket.eval.run import evaluate, teacher_files, voices
     from hocket.eval.sound import read_wav
-    from hocket.eval.speakers import Server, only_model, recordings
+    from hocket.eval.speakers import Server, recordings
 
     if compare is not None:
         if target is not None:
@@ -138,8 +140,7 @@ def eval_(
     if min_similarity is not None and not known_voice:
         raise InvalidRequest("--min-similarity needs a voice to be like: --reference-audio or --teacher")
     compares = _compares(known_voice, asked=reference_audio is not None or min_similarity is not None)
-    if plot is not None:
-        plots.check()
+    check_outputs(json_out, plot, "eval")
     limits: dict[str, float | None] = {
         "--max-wer": max_wer,
         "--min-similarity": min_similarity,
@@ -172,10 +173,10 @@ def eval_(
         if target.startswith(("http://", "https://")):
             server = Server(
                 url=target, model=model, voice=voice, api_key=api_key, max_frames=max_frames,
-                extra=_extra(extra or []), timeout_s=timeout,
+                extra=fields_of(extra or []), timeout_s=timeout,
             )  # fmt: skip
             about = server.about()
-            speak: Speak = replace(server, model=model or only_model(about))
+            speak: Speak = replace(server, model=model or first_model(about))
         elif _holds_recordings(target):
             about = {"folder": target}
             speak = recordings({item.name: Path(target) / f"{item.name}.wav" for item in items})
@@ -198,16 +199,7 @@ def eval_(
     result.totals = totals(result.utterances)
     result.teacher_totals = totals(result.teacher) if result.teacher else None
     result.gates = judge_gates(result.totals, limits)
-    if json_out == "-":
-        sys.stdout.buffer.write(encode(result) + b"\n")
-    else:
-        _show(result)
-    if json_out not in (None, "-"):
-        save(result, Path(str(json_out)))
-        note(f"result: {json_out}")
-    if plot is not None:
-        for path in plots.draw(result, plot):
-            note(f"picture: {path}")
+    deliver(result, json_out, plot, show=partial(_show, result), draw=plots.draw)
     if result.interrupted:
         note("interrupted: this is what there is")
         raise typer.Exit(130)
@@ -259,12 +251,10 @@ def _collect(run: Generator[Utterance, None, None], into: list[Utterance]) -> bo
     return False
 
 
-def _show(result: Result) -> None:
+def _show(result: Result, out: Console) -> None:
     from hocket.eval.result import worst
     from hocket.eval.tables import result_columns, totals_table, worst_table
 
-    out = Console()
-    out = out if out.is_terminal else Console(width=_WIDE)
     out.print(totals_table(result_columns(result)), highlight=False)
     wrong = worst(result.utterances)
     if wrong:
@@ -277,10 +267,8 @@ def _compare(before: Path, after: Path) -> None:
     from hocket.eval.tables import totals_table
 
     one, two = load(before), load(after)
-    names = (before.name, after.name) if before.name != after.name else (str(before), str(after))
-    out = Console()
-    out = out if out.is_terminal else Console(width=_WIDE)
-    out.print(totals_table([(names[0], one.totals), (names[1], two.totals)]), highlight=False)
+    columns = list(zip(names_of(before, after), (one.totals, two.totals), strict=True))
+    tables().print(totals_table(columns), highlight=False)
     both, same = same_sounds(one, two)
     note(f"{same} of {both} utterances that both have sound alike, to rounding")
     change = wer_change(one, two)
@@ -329,19 +317,3 @@ def _seeds(text: str | None) -> list[int | None]:
     if not all(part.strip().isdecimal() for part in found):
         raise InvalidRequest(f"--seeds {clip(text)!r} is not a list of whole numbers such as 1,2")
     return [int(part) for part in found]
-
-
-def _extra(pairs: Sequence[str]) -> dict[str, Any]:
-    import msgspec
-
-    found = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name:
-            raise InvalidRequest(f"--extra {clip(pair)!r} is not of the form key=json")
-        try:
-            found[name] = msgspec.json.decode(value)
-        except msgspec.DecodeError:
-            message = f"--extra {clip(pair)!r}: the value is not JSON; a string is written {name}='\"…\"'"
-            raise InvalidRequest(message) from None
-    return found

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, NoReturn, ParamSpec, TypeVar
 
 import typer
@@ -17,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from hocket.errors import HocketError, InvalidRequest
+from hocket.errors import HocketError, InvalidRequest, clip
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -57,7 +58,12 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
+_OPTIONS = {"max_new_tokens": "--max-frames", "ref_audio": "--ref-audio", "ref_text": "--ref-text"}
+
+
 def _fail(message: str, code: int) -> NoReturn:
+    for field, option in _OPTIONS.items():  # fields as the API calls them, where the option's word is another
+        message = message.replace(field, option)
     console.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
     raise typer.Exit(code)
 
@@ -69,6 +75,15 @@ def progress(text: str) -> Iterator[Callable[[str], None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(escape(text), total=None)
         yield lambda words: bar.update(task, description=escape(words))
+
+
+def check_file(option: str, file: str | Path) -> None:
+    """Raises InvalidRequest if no file of that name can be written: before the work, not after it."""
+    path = Path(file)
+    if path.is_dir():
+        raise InvalidRequest(f"{option} {clip(file)!r} is a folder; give a file to write")
+    if not path.parent.is_dir():
+        raise InvalidRequest(f"{option} {clip(file)!r} is in a folder that is not there: {clip(path.parent)}")
 
 
 def settings_of(pairs: Sequence[str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from hocket.cli.player import Player
-from hocket.cli.report import Debug, note, progress, reports_errors, settings_of
+from hocket.cli.report import Debug, check_file, note, progress, reports_errors, settings_of
 from hocket.errors import InvalidRequest, clip
 
 if TYPE_CHECKING:
@@ -56,6 +56,9 @@ def say(
     video: Annotated[list[Path] | None, typer.Option(help="A film that the text is about.")] = None,
     seed: Annotated[int | None, typer.Option(help="Equal seeds give equal sound.")] = None,
     max_frames: Annotated[int | None, typer.Option(min=1, help="Most frames to make.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of the text, for a model that answers.")
+    ] = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy.")] = None,
     top_k: Annotated[int | None, typer.Option(min=0, help="0: no limit.")] = None,
     top_p: Annotated[float | None, typer.Option(min=0, max=1)] = None,
@@ -73,6 +76,10 @@ def say(
     if output is None and not play and codes is None:
         output = "out.wav"
     wanted = _format(file_format, output)
+    if output not in (None, "-"):
+        check_file("-o", str(output))
+    if codes is not None:
+        check_file("--codes", codes)
     if (ref_text or speaker_only) and ref_audio is None:
         raise InvalidRequest("--ref-text and --speaker-only need --ref-audio, the recording they are about")
     if ref_audio is not None and not ref_text and not speaker_only:
@@ -97,14 +104,18 @@ def say(
     )
     media = {"image": image or [], "audio": audio or [], "video": video or []}
     if any(media.values()):
-        request.chat = _chat(text, instructions, media)
+        request.chat = _chat(text, instructions, media, max_tokens)
         request.text, request.instructions = "", None
+    elif max_tokens is not None:
+        request.extra["max_tokens"] = max_tokens
     overrides = settings_of(settings or [])
     if model is None:
         model = bundled_model()
     with ExitStack() as stack:
         with progress("loading the model") as show:
             engine = stack.enter_context(Engine(model, profile=profile, overrides=overrides))
+            if max_tokens is not None and not engine.info.answers:
+                raise InvalidRequest("--max-tokens is for models that answer; this one speaks the text")
             show("speaking")
             began = time.monotonic()
             stream = engine.speak(request, want_codes=codes is not None)
@@ -118,7 +129,11 @@ def say(
 
 
 def _format(asked: str | None, output: str | None) -> Format:
-    name = asked or _SUFFIXES.get(Path(output or "").suffix.lower(), "wav")
+    suffix = Path(output or "").suffix.lower()
+    if asked is None and suffix and suffix not in _SUFFIXES:
+        known = ", ".join(_SUFFIXES)
+        raise InvalidRequest(f"-o {clip(output)!r} ends like no format; known: {known}; or give --format")
+    name = asked or _SUFFIXES.get(suffix, "wav")
     if name not in _FORMATS:
         raise InvalidRequest(f"--format {clip(name)!r} is not known; known: {', '.join(_FORMATS)}")
     return name  # type: ignore[return-value]  # it is one of them
@@ -128,12 +143,12 @@ def _reference(path: Path, text: str | None, speaker_only: bool) -> Reference:
     from hocket.audio.decode import check_reference, decode
     from hocket.core import Reference
 
-    samples, rate_hz = decode(path, param="--ref-audio")
+    samples, rate_hz = decode(_read(path, "--ref-audio"), param="--ref-audio")
     check_reference(samples, rate_hz, param="--ref-audio")
     return Reference(samples=samples, rate_hz=rate_hz, text=text, speaker_only=speaker_only)
 
 
-def _chat(text: str, instructions: str | None, media: dict[str, list[Path]]) -> Chat:
+def _chat(text: str, instructions: str | None, media: dict[str, list[Path]], max_tokens: int | None) -> Chat:
     """A user's message about what the files hold, in the order of the options."""
     from hocket.audio.decode import decode
     from hocket.core import Chat, Media, Message
@@ -149,7 +164,7 @@ def _chat(text: str, instructions: str | None, media: dict[str, list[Path]]) -> 
         frames, fps = decode_film(_read(path, "--video"), param="--video")
         parts.append(Media(kind="video", data=frames, rate_hz=fps))
     system = [Message(role="system", parts=[instructions])] if instructions else []
-    return Chat(messages=[*system, Message(role="user", parts=[*parts, text])])
+    return Chat(messages=[*system, Message(role="user", parts=[*parts, text])], max_tokens=max_tokens)
 
 
 def _read(path: Path, option: str) -> bytes:

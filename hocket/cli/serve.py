@@ -23,7 +23,7 @@ import typer
 
 from hocket.cli.folders import data_folder
 from hocket.cli.report import Debug, note, pairs_of, progress, reports_errors, settings_of
-from hocket.errors import StartupError
+from hocket.errors import InvalidRequest, StartupError, clip
 
 if TYPE_CHECKING:
     from hocket.engine.client import AsyncEngine
@@ -109,6 +109,9 @@ def serve(
     """Serve a model over HTTP."""
     overrides = settings_of(settings or [])
     aliases = pairs_of("--voice-alias", voice_alias or [])
+    for option, folder in (("--media-dir", media_dir), ("--voices-dir", voices_dir)):
+        if folder is not None and not folder.is_dir() and (option == "--media-dir" or folder.exists()):
+            raise InvalidRequest(f"{option} {clip(folder)!r} is no folder; give one, or leave the option out")
     with _listen(host, port) as listener:
         # Imported here: what comes before should not wait for PyTorch.
         from hocket.cli.bundled import NAME, bundled_model
@@ -174,6 +177,7 @@ async def _run(
     import uvicorn
 
     from hocket.server.app import create_app
+    from hocket.server.protocol import Protocol
 
     class Server(uvicorn.Server):
         @contextmanager
@@ -183,6 +187,7 @@ async def _run(
     app = create_app(engine, settings)
     config = uvicorn.Config(
         app,
+        http=Protocol,
         lifespan="off",
         log_config=None,
         access_log=False,

@@ -144,6 +144,8 @@ _LOWER = _rules(
     (r"\b(?P<month>\d\d?)/(?P<day>\d\d?)/(?P<year>\d{4}|\d\d)\b", _date),
     (r"\b(\d{1,2})[:.](\d\d)(?=\s?(?:am|pm|o'clock)\b)", _clock),
     (r"\b(\d{1,2}):(\d\d)\b", _clock),
+    (r"(?<=\bat )(\d{1,2})\.([0-5]\d)\b(?!\s?(?:%|per))", _clock),  # at 9.25 on Friday
+    (r"(?<![\d-])\b(\d{1,2})[-–](\d{1,2})\b(?!-)", r"\1 to \2"),  # the score was 3-10
     (r"\b\d{1,3}(?:,\d{3})+(?!\d)", _grouped),
     (r"\b([1-9]\d{0,2})((?:000){2,})(?!\d)", _round),
     (r"\b(\d+)/(\d+)\b", _fraction),
@@ -223,6 +225,7 @@ _WORDS = {
     "plough": "plow", "ploughs": "plows", "ploughed": "plowed", "sceptic": "skeptic",
     "sceptical": "skeptical", "mould": "mold", "moulds": "molds", "moustache": "mustache", "storey": "story",
     "judgement": "judgment", "judgements": "judgments", "acknowledgement": "acknowledgment",
+    "harken": "hearken", "harkened": "hearkened", "harkening": "hearkening", "qaeda": "qaida",
     "ageing": "aging", "whiskey": "whisky", "yoghurt": "yogurt", "pyjamas": "pajamas", "draught": "draft",
     "jewellery": "jewelry", "fulfil": "fulfill", "skilful": "skillful", "enrol": "enroll",
     "wilful": "willful", "instalment": "installment", "manoeuvre": "maneuver", "manoeuvres": "maneuvers",

@@ -10,30 +10,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hocket.errors import Unsupported
 from hocket.eval.judge import Utterance
 from hocket.eval.normal import syllables
 from hocket.eval.result import Result
+from hocket.results import check_plots, plain
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _SPOKEN, _TEACHER, _BAD = "#1f6f8b", "#d98324", "#c8453b"
-_REMEDY = 'plots need matplotlib, which is not installed: pip install "hocket[eval]"'
-
-
-def check() -> None:
-    """Raises Unsupported if there is nothing to draw with. Said before a run, not after it."""
-    try:
-        import matplotlib  # noqa: F401  # an optional dependency
-    except ImportError as error:
-        raise Unsupported(_REMEDY, param="--plot") from error
 
 
 def draw(result: Result, folder: Path) -> list[Path]:
     """Write the pictures of `result`. -> their paths"""
-    check()
+    check_plots("eval")
     from matplotlib.figure import Figure  # an optional dependency
 
     spoken = [u for u in result.utterances if not u.failure]
@@ -51,14 +41,6 @@ def draw(result: Result, folder: Path) -> list[Path]:
         figure.savefig(path, metadata={"Software": None})
         paths.append(path)
     return paths
-
-
-def _plain(axes: Axes, x: str, y: str) -> None:
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color="#e6e8eb", linewidth=0.8)
-    axes.set_axisbelow(True)
 
 
 def _series(spoken: list[Utterance], teacher: list[Utterance]) -> list[tuple[str, str, list[Utterance]]]:
@@ -83,8 +65,8 @@ def _errors(figure: Figure, spoken: list[Utterance], teacher: list[Utterance]) -
         )
     left.set_title("Word errors of an utterance", loc="left", fontsize=10)
     right.set_title("Word errors against length", loc="left", fontsize=10)
-    _plain(left, "%, those beyond in the last bar" if most > edges[-1] else "%", "share of utterances")
-    _plain(right, "words written", "%")
+    plain(left, "%, those beyond in the last bar" if most > edges[-1] else "%", "share of utterances")
+    plain(right, "words written", "%")
     right.set_ylim(bottom=-0.02 * max(most, 20))
     left.legend(frameon=False, fontsize=8)
 
@@ -111,8 +93,8 @@ def _length(figure: Figure, spoken: list[Utterance], teacher: list[Utterance]) -
     left.set_title("Length", loc="left", fontsize=10)
     right.yaxis.get_major_locator().set_params(integer=True)
     right.set_title("Rate of speech without the silence around it", loc="left", fontsize=10)
-    _plain(left, "syllables written, about", "s")
-    _plain(right, "syllables a second", "utterances")
+    plain(left, "syllables written, about", "s")
+    plain(right, "syllables a second", "utterances")
     left.set_xlim(left=0)
     left.set_ylim(bottom=0)
     left.legend(frameon=False, fontsize=8)
@@ -137,5 +119,5 @@ def _silence(figure: Figure, spoken: list[Utterance], teacher: list[Utterance]) 
         axes.set_title(title, loc="left", fontsize=10)
         axes.set_ylim(0, 1.02)
         axes.set_xlim(left=0)
-        _plain(axes, "ms", "share of utterances" if axes is panels[0] else "")
+        plain(axes, "ms", "share of utterances" if axes is panels[0] else "")
     panels[-1].legend(frameon=False, fontsize=8, loc="lower right")

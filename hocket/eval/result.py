@@ -1,7 +1,4 @@
-"""A result file: what was judged, how, and what came of it; its totals; and gates on them.
-
-`SCHEMA` changes when a reader of the last one would misread a file; a new field with a default leaves it.
-"""
+"""A result: what was judged, how, and what came of it; its totals; and gates on them."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from hocket.errors import InvalidRequest, clip
+from hocket import results
 from hocket.eval.judge import Utterance
 
 SCHEMA = "hocket-eval/1"
@@ -94,23 +91,12 @@ def new_result(
     return Result(
         schema=SCHEMA,
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        command=" ".join(_without_key(command)),
+        command=results.command_line(command),
         hocket=version,
         machine={"system": platform.platform(), "python": sys.version.split()[0]},
         target=target,
         asked=dict(asked),
     )
-
-
-def _without_key(words: Sequence[str]) -> list[str]:
-    kept = []
-    for before, word in zip(["", *words], words, strict=False):
-        if before == "--api-key":
-            word = "…"
-        elif word.startswith("--api-key="):
-            word = "--api-key=…"
-        kept.append(f"'{word}'" if not word or set(word) & set(" '\"{}|*?$&;<>()") else word)
-    return kept
 
 
 def totals(utterances: Sequence[Utterance]) -> Totals:
@@ -256,26 +242,6 @@ def wer_change(one: Result, two: Result) -> tuple[float, float, float] | None:
     return float(change(table)), float(low), float(high)
 
 
-# --- files -------------------------------------------------------------------------------------
-
-
-def encode(result: Result) -> bytes:
-    """The result as JSON."""
-    return msgspec.json.encode(result, enc_hook=str)
-
-
-def save(result: Result, path: Path) -> None:
-    """Write the result to `path` as JSON and a newline."""
-    path.write_bytes(encode(result) + b"\n")
-
-
 def load(path: Path) -> Result:
-    """Raises InvalidRequest if it is no result file, or one of another schema."""
-    try:
-        data = path.read_bytes()
-        schema = msgspec.json.decode(data, type=dict).get("schema")
-        if schema != SCHEMA:
-            raise InvalidRequest(f"{path} is of schema {clip(schema)!r}, not {SCHEMA!r}")
-        return msgspec.json.decode(data, type=Result)
-    except msgspec.DecodeError as error:
-        raise InvalidRequest(f"{path} is not a result of hocket eval --json: {error}") from error
+    """The result in `path`. Raises InvalidRequest if it holds none."""
+    return results.load(path, Result, SCHEMA)

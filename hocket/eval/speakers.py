@@ -115,14 +115,6 @@ def _data_url(recording: Path) -> str:
     return f"data:audio/{kind};base64,{base64.b64encode(recording.read_bytes()).decode()}"
 
 
-def only_model(about: Mapping[str, Any]) -> str | None:
-    """The model to ask for when none was named: the first of the server's list, if it has one."""
-    models = about.get("models")
-    entries = models.get("data") if isinstance(models, dict) else None
-    first = entries[0] if isinstance(entries, list) and entries else None
-    return str(first["id"]) if isinstance(first, dict) and "id" in first else None
-
-
 def file_name(item: Item, seed: int | None, *, several: bool) -> str:
     """NAME.wav, or NAME-sSEED.wav where each item is spoken with several seeds."""
     return f"{item.name}-s{seed}.wav" if several else f"{item.name}.wav"

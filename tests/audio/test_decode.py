@@ -90,6 +90,14 @@ def test_cover_art_is_passed_over(kind: str, tone: Tone) -> None:
     assert abs(len(made) - len(sound)) <= KINDS[kind].slack
 
 
+def test_tags_need_not_be_utf_8(tone: Tone) -> None:
+    sound = to_s16(tone(24000, 0.5)).tobytes()
+    name = b"INAM\x04\0\0\0Fr\xfc\0"  # Latin-1
+    data = wav_header(24000, len(sound) // 2) + sound + b"LIST\x10\0\0\0INFO" + name
+    made, _ = decode(data, param="ref_audio")
+    assert len(made) == 12000
+
+
 def test_a_path_is_read_like_its_bytes(tmp_path: Path, tone: Tone) -> None:
     data = file_of(KINDS["flac"], tone(16000, 0.5)[None], 16000)
     path = tmp_path / "http:name.mp3"  # neither a protocol nor an extension counts

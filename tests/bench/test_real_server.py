@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import socket
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import uvicorn
 from typer.testing import CliRunner
 
 from hocket.bench import result
@@ -17,35 +13,20 @@ from hocket.cli import app
 from hocket.engine.client import AsyncEngine
 from hocket.server.app import create_app
 from hocket.server.settings import ServerSettings
+from tests.listener import Listener
 
 FRAMES = 6
 
 
 @pytest.fixture(scope="module")
 def url(checkpoint: Callable[..., Path]) -> Iterator[str]:
-    folder = checkpoint(variant="custom_voice", never_ends=True)
-    started, stop = threading.Event(), threading.Event()
-
-    async def serve() -> None:
-        engine = AsyncEngine(folder, overrides={"threads": "1"}, processes=False)
-        config = uvicorn.Config(
-            create_app(engine, ServerSettings(model="tiny")), log_level="critical", lifespan="off"
-        )
-        server = uvicorn.Server(config)
-        async with engine:
-            http = asyncio.create_task(server.serve(sockets=[listener]))
-            started.set()
-            await asyncio.to_thread(stop.wait)
-            server.should_exit = True
-            await http
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=lambda: asyncio.run(serve()))
-        thread.start()
-        started.wait()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        stop.set()
-        thread.join()
+    listener = Listener()
+    engine = AsyncEngine(checkpoint(variant="custom_voice", never_ends=True), processes=False)
+    listener.run(engine.start())
+    listener.app = create_app(engine, ServerSettings(model="tiny"))
+    yield listener.url
+    listener.run(engine.close())
+    listener.stop()
 
 
 @pytest.mark.parametrize("file_format", ["pcm", "wav"])

@@ -16,6 +16,7 @@ from hocket.bench.metrics import Trace
 from hocket.bench.result import Result, level_result, new_result
 from hocket.bench.tables import remarks, result_table
 from hocket.errors import InvalidRequest, Unsupported
+from hocket.results import check_plots, save
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +47,7 @@ def measured(
 
 def test_file_comes_back_as_it_was(tmp_path: Path) -> None:
     made = measured()
-    result.save(made, tmp_path / "a.json")
+    save(made, tmp_path / "a.json")
     assert result.load(tmp_path / "a.json") == made
     assert made.schema == "hocket-bench/1"
     assert made.failures == 0
@@ -55,7 +56,7 @@ def test_file_comes_back_as_it_was(tmp_path: Path) -> None:
 
 def test_key_is_never_written(tmp_path: Path) -> None:
     made = measured()
-    result.save(made, tmp_path / "a.json")
+    save(made, tmp_path / "a.json")
     assert b"secret" not in (tmp_path / "a.json").read_bytes()
     assert made.command == "hocket bench http://a --api-key …"
     other = new_result(WORK, ["hocket", "--api-key=secret", "--extra", 'a="b c"'], {}, "0")
@@ -166,7 +167,7 @@ def test_plots_without_matplotlib_name_the_remedy(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(Unsupported, match=r'pip install "hocket\[bench\]"'):
-        plots.check()
+        check_plots("bench")
 
 
 def test_reader_is_told_what_to_doubt() -> None:

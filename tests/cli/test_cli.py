@@ -66,6 +66,18 @@ def test_say_answers_about_a_picture(run: Callable[..., Any], tmp_path: Path) ->
     assert "--image cannot be decoded" in run("say", "a", "--model", model, "--image", "c.png", code=2).stderr
 
 
+def test_max_tokens_cuts_the_answer(run: Callable[..., Any], tmp_path: Path) -> None:
+    model = str(write_omni(tmp_path / "omni"))
+
+    def answer(tokens: int) -> str:
+        words = ("say", "Hello.", "--model", model, "--max-tokens", str(tokens), *SHORT)
+        return run(*words).stderr.rpartition("\n")[0].rpartition("\n")[0]
+
+    short, long = answer(1), answer(9)  # a token is a byte here, so that 2 might end inside a letter
+    assert long.startswith(short)
+    assert 0 < len(short) < len(long)
+
+
 def test_say_writes_a_wav_and_the_frames(run: Callable[..., Any], model: str, tmp_path: Path) -> None:
     said = run("say", "Hello.", "--model", model, "-o", "a.wav", "--codes", "a.codes", *SHORT)
     with wave.open(str(tmp_path / "a.wav")) as file:
@@ -138,9 +150,10 @@ BAD: dict[str, tuple[list[str], int, str]] = {
     "transcript": (["say", "a", "--ref-audio", "b.wav"], 2, "--ref-audio needs --ref-text"),
     "recording": (["say", "a", "--ref-text", "b"], 2, "--ref-text and --speaker-only need --ref-audio"),
     "no such recording": (
-        ["say", "a", "--ref-audio", "nowhere.wav", "--speaker-only"], 1,
-        "No such file or directory: nowhere.wav",
+        ["say", "a", "--ref-audio", "nowhere.wav", "--speaker-only"], 2,
+        "--ref-audio nowhere.wav cannot be read: No such file",
     ),
+    "tokens of a text": (["say", "a", "--max-tokens", "3"], 2, "--max-tokens is for models that answer"),
     "no sound": (
         ["say", "a", "--ref-audio", str(DATA / "README.md"), "--speaker-only"], 2,
         "error: --ref-audio ",
@@ -149,7 +162,17 @@ BAD: dict[str, tuple[list[str], int, str]] = {
     "unknown setting": (
         ["say", "a", "--set", "talker.slits=3"], 1, "talker.slits is not known; did you mean",
     ),
-    "folder to write to": (["say", "a", "-o", "nowhere/a.wav"], 1, "No such file or directory"),
+    "frames": (["say", "a", "--max-frames", "99999"], 2, "--max-frames must be "),
+    "folder to write to": (["say", "a", "-o", "nowhere/a.wav"], 2, "is in a folder that is not there"),
+    "folder as file": (["say", "a", "-o", "."], 2, "-o '.' is a folder; give a file to write"),
+    "frames to write": (["say", "a", "--codes", "nowhere/a"], 2, "--codes 'nowhere/a' is in a folder"),
+    "ending": (["say", "a", "-o", "a.m4a"], 2, "-o 'a.m4a' ends like no format; known: .ogg, .raw, .wav"),
+    "folder of media": (["serve", "--port", "0", "--media-dir", "nowhere"], 2, "--media-dir 'nowhere' is"),
+    "file of voices": (["serve", "--port", "0", "--voices-dir", __file__], 2, "is no folder; give one"),
+    "result to write": (
+        ["bench", "http://127.0.0.1:9", "--json", "nowhere/a.json"], 2, "--json 'nowhere/a.json' is in a",
+    ),
+    "file for pictures": (["bench", "http://127.0.0.1:9", "--plot", __file__], 2, "is a file; give a folder"),
     "model": (["voices", "./nowhere"], 1, "there is no such folder"),
     "voice alias": (["serve", "--port", "0", "--voice-alias", "a"], 2, "is not of the form name=target"),
 }  # fmt: skip
@@ -200,6 +223,20 @@ def test_doctor_looks_at_machine_and_model(run: Callable[..., Any], model: str, 
     assert re.search(r"model +bad .*config\.json", run("doctor", "./empty", code=1).stdout)
 
 
+def test_doctor_does_not_fetch_what_it_looks_for(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # read when it was imported
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # so that it is as it was when this test ends
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    report = run("doctor", "org/a-model", code=1).stdout
+    assert "its files are not in the cache; its first use downloads them" in report
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "HF_HUB_OFFLINE forbids a download; unset it" in run("doctor", "org/a-model", code=1).stdout
+
+
 def test_version(run: Callable[..., Any]) -> None:
     assert run("--version").stdout == f"hocket {hocket.__version__}\n"
 
@@ -209,11 +246,15 @@ def test_help_does_not_wait_for_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_server_lets_requests_finish_and_ends_with_zero(model: str) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl+C"])
+def test_server_lets_requests_finish_and_ends_with_zero(model: str, sent: signal.Signals) -> None:
+    """Ctrl+C goes to all processes of a terminal."""
     command = [sys.executable, "-c", "from hocket.cli import app; app()", "serve", model, "--port", "0"]
-    options = ["--set", "threads=1", "--drain-timeout", "300", "--api-key", "k"]
+    options = ["--drain-timeout", "300", "--api-key", "k"]
     environment = {**os.environ, "PYTHONPATH": str(Path(hocket.__file__).parents[1])}
-    with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True, env=environment) as server:
+    with subprocess.Popen(
+        [*command, *options], stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    ) as server:
         assert server.stderr is not None
         url = next(line.split()[0] for line in server.stderr if line.endswith("is ready\n"))
         body = {"input": "Hello.", "response_format": "pcm", "max_new_tokens": 4000}
@@ -221,13 +262,13 @@ def test_server_lets_requests_finish_and_ends_with_zero(model: str) -> None:
         with httpx2.stream("POST", f"{url}/v1/audio/speech", json=body, headers=key, timeout=60) as response:
             pieces = response.iter_raw()
             next(pieces)
-            server.send_signal(signal.SIGTERM)
+            (os.killpg if sent is signal.SIGINT else os.kill)(server.pid, sent)
             next(line for line in server.stderr if line.startswith("stopping: 1 "))
             assert httpx2.get(f"{url}/ready").json()["status"] == "draining"
             refused = httpx2.post(f"{url}/v1/audio/speech", json=body, headers=key)
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
             next(pieces)
-        server.stderr.read()
+        assert "Traceback" not in server.stderr.read()
         assert server.wait(60) == 0
 
 

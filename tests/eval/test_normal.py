@@ -21,6 +21,8 @@ SAME = [
     ("5000000", "five million"),
     ("a million", "one million"),
     ("twenty, five", "20, 5"),
+    ("The score was 3 to 10.", "The score was 3-10."),
+    ("call 555-1234", "call five five five one two three four"),
     ("one, two, three", "1 2 3"),
     ("007", "zero zero seven"),
     ("3.14", "three point one four"),
@@ -46,6 +48,8 @@ SAME = [
     ("12/25/1999", "December 25th, nineteen ninety-nine"),
     # times
     ("at 9:25", "at nine twenty-five"),
+    ("at 9:25 on Friday", "At 9.25 on Friday"),
+    ("at 9.25 percent", "at nine point two five percent"),
     ("9:05 a.m.", "nine oh five AM"),
     ("10:00", "ten o'clock"),
     ("half past eight", "8:30"),
@@ -95,6 +99,7 @@ def test_readings_of_one_text_are_equal(written: str, heard: str) -> None:
     ("one", "other"),
     [
         ("fifteen", "fifty"), ("the first", "the 2nd"), ("9:25", "9:35"), ("will", "will not"),
+        ("9.25 meters", "9:25"),
         ("filled", "filed"), ("1956", "1965"), ("sixty", "sixteen"), ("dollars", "cents"), ("half", "third"),
         ("third", "three"), ("no", "number"), ("hundred", "thousand"), ("us", "them"),
     ],

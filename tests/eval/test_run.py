@@ -20,6 +20,7 @@ from hocket.eval.sound import Sound, read_wav, write_wav
 from hocket.eval.speakers import RUNAWAY, Spoken, recordings
 from hocket.eval.tables import faults
 from hocket.eval.texts import Item
+from hocket.results import save
 from tests.eval.conftest import RATE_HZ, quiet, sound, vowel
 
 TEXT = "The cat sat on the mat."
@@ -256,7 +257,7 @@ def new(utterances: list[Utterance]) -> Result:
 def test_result_file_is_read_back(tmp_path: Path) -> None:
     made = new(many())
     made.gates = judge_gates(made.totals, {"--max-wer": 5.0})
-    results.save(made, tmp_path / "a.json")
+    save(made, tmp_path / "a.json")
     assert results.load(tmp_path / "a.json") == made
     assert made.command == "hocket eval --api-key … 'a b'"
 

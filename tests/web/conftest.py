@@ -7,11 +7,8 @@ slow the machine.
 
 from __future__ import annotations
 
-import asyncio
 import shutil
-import socket
-import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,11 +16,11 @@ from typing import Any, TypeVar
 import httpx2
 import numpy as np
 import pytest
-import uvicorn
 
 from hocket.engine.client import AsyncEngine
 from hocket.server.app import create_app
 from hocket.server.settings import ServerSettings
+from tests.listener import Listener
 
 T = TypeVar("T")
 
@@ -58,37 +55,6 @@ AudioBufferSourceNode.prototype.start = function (when) {
 """
 
 
-class Listener:
-    """An HTTP server in a thread of its own. It serves `app`, which may be changed at any time."""
-
-    def __init__(self) -> None:
-        self.app: Any = None
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        config = uvicorn.Config(self._answer, log_level="critical", lifespan="off", interface="asgi3")
-        self._server = uvicorn.Server(config)
-        self._started = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
-        self._thread.start()
-        self._started.wait()
-
-    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
-        await self.app(scope, receive, send)
-
-    async def _serve(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self._started.set()
-        await self._server.serve(sockets=[self._socket])
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
-
-    def stop(self) -> None:
-        self._server.should_exit = True
-        self._thread.join()
-        self._socket.close()
-
-
 @dataclass
 class Site:
     """A server with a model behind it."""
@@ -119,7 +85,7 @@ class Site:
 
 def _site(folder: Path) -> Iterator[Site]:
     listener = Listener()
-    engine = AsyncEngine(folder, overrides={"threads": "1"}, processes=False)
+    engine = AsyncEngine(folder, processes=False)
     listener.run(engine.start())
     with httpx2.Client(base_url=listener.url, timeout=WAIT_S) as http:
         yield Site(listener, engine, http, folder)
