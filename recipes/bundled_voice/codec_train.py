@@ -4,7 +4,9 @@
   the phones. No sample is made, so a step is cheap and thousands fit into minutes. At the end the
   encoder is rounded to bf16: its codes are final.
 * `decoder`: the whole decoder learns to make sound of those codes, first by spectra alone, then
-  against discriminators too.
+  against discriminators too. With `--talker`, a share of the utterances comes with codes as the
+  talker's predictor draws them (the first codebook and all frames before being the true ones): what it
+  cannot foretell is noise in the voice, and the decoder learns to rely on the rest.
 
     python codec_train.py encoder SHARDS OUT --seconds 220
     python codec_train.py decoder SHARDS OUT --codec FROZEN --seconds 900
@@ -220,7 +222,7 @@ class Run:
     """What both trainings share: the device, fast kernels, speech, the clock, the log and the file."""
 
     def __init__(self, a):
-        self.a, self.device, self.born = a, torch.device(a.device), time.time()
+        self.a, self.device, self.born, self.begin = a, torch.device(a.device), time.time(), None
         torch.manual_seed(a.seed)
         torch.set_float32_matmul_precision("high")
         if self.device.type == "cuda":
@@ -248,6 +250,7 @@ class Run:
             time.sleep(0 if new else 2)
 
     def start(self, names: list[str]) -> None:
+        self.first = self.seen
         self.names, self.report, self.sums = names, *(torch.zeros(len(names), device=self.device) for _ in range(2))
         self.begin = self.last_save = self.last_look = self.last_log = time.time()
         self.a.seconds = max(1.0, self.a.seconds - (self.begin - self.born))  # waiting for speech counts too
@@ -284,9 +287,7 @@ class Run:
             self.sums.zero_()
             self.counted, self.last_log = 0, now
         if now - self.last_look > self.a.look_every:
-            new = self.speech.refresh()
-            if new:
-                take(new)
+            take(self.speech.refresh())
             self.last_look = time.time()
         if now - self.last_save > self.a.save_every:
             save()
@@ -363,7 +364,7 @@ def train_encoder(a) -> None:
         i, first = speech.draw(len(wave), frames)
         wave.copy_(speech.crop(i, first, frames)), label.copy_(speech.phones(i, first, frames))
         revive.fill_(run.seen % 10 == 0 and run.share < 0.6)
-        opt.param_groups[0]["lr"].fill_(a.lr * schedule(run.share, run.seen, a.flat))
+        opt.param_groups[0]["lr"].fill_(a.lr * schedule(run.share, run.seen - run.first, a.flat))
         graphed()
         run.after(save, lambda new: None)
     for name, t in codec.state_dict().items():  # codes then come out the same from the half-precision copy
@@ -386,7 +387,28 @@ def train_decoder(a) -> None:
     ema = {n: state["ema"].get(f"decoder.{n}", p).detach().clone() for n, p in params.items()}
     opt, opt_d = adamw(params.values(), a.lr), adamw(disc.parameters(), a.lr_d)
     speech = run.speech
-    take = lambda new: speech.keep(codecs.encode_all(codec, speech, new))
+    again, waiting = None, []
+    told = torch.zeros(10**6, dtype=torch.bool, device=run.device)  # utterances with codes that the talker foretold
+
+    def take(new: list[int]) -> None:
+        nonlocal again
+        if new:
+            speech.keep(codecs.encode_all(codec, speech, new))
+        waiting.extend(new)
+        if a.talker is None or run.begin is None or run.share < a.foretold_after or not (a.talker / "talker.pt").exists():
+            return
+        if again is None:
+            import talker  # imports this file
+
+            again = talker.Foretold(a.talker, a.tokenizer, run.device)
+        some = waiting[: 4000 if len(waiting) > 4000 else None]
+        del waiting[: len(some)]
+        at = lambda i: slice(speech.frame_start[i], speech.frame_start[i] - (-speech.length[i] // FRAME))
+        if some:
+            speech.keep(again(speech, {i: speech.codes[0][at(i)] for i in some}), 1)
+            told[some] = True
+            print(f"foretold: {int(told.sum())} utterances", flush=True)
+
     take(run.wait())
     run.start(["mel", "stft", "disc", "adv", "match", "norm"])
     lead, n, b = 4, a.slice, a.batch
@@ -440,13 +462,16 @@ def train_decoder(a) -> None:
     while run.going():
         i, first = speech.draw(b, a.frames)
         codes.copy_(speech.crop_codes(i, first, a.frames))
+        if again is not None:
+            foretold = ((torch.rand(b, device=run.device) < a.foretold) & told[i])[:, None, None]
+            codes.copy_(torch.where(foretold, speech.crop_codes(i, first, a.frames, 1), codes))
         whole = ((speech.tensors[1][i] + FRAME - 1) // FRAME - first).clamp(max=a.frames)
         cut.copy_((torch.rand(b, device=run.device) * ((whole - n).clamp(min=0) + 1)).long())
         real.copy_(speech.crop(i, first + cut, n))
         elapsed = time.time() - run.begin
         ramp.fill_(min(1.0, max(0.0, elapsed - a.adv_after) / 20))
         decay.fill_(min(0.999, (run.seen + 1) / (run.seen + 20)))
-        factor = schedule(run.share, run.seen, a.flat)
+        factor = schedule(run.share, run.seen - run.first, a.flat)
         opt.param_groups[0]["lr"].fill_(a.lr * factor), opt_d.param_groups[0]["lr"].fill_(a.lr_d * factor)
         (against if elapsed > a.adv_after else plain)()
         run.after(save, take)
@@ -460,6 +485,10 @@ def main() -> None:
     p.add_argument("shards", type=Path)
     p.add_argument("out", type=Path)
     p.add_argument("--codec", type=Path, help="decoder: the folder of the trained encoder")
+    p.add_argument("--talker", type=Path, help="decoder: the folder of a trained talker, to learn from codes that it foretells too")
+    p.add_argument("--tokenizer", type=Path, help="the talker's")
+    p.add_argument("--foretold", type=float, default=0.5, help="share of the utterances whose codes the talker foretells")
+    p.add_argument("--foretold-after", type=float, default=0.0, help="share of the time before the talker is taken as it then is")
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     p.add_argument("--hours", type=float, default=24.0, help="room for speech on the device")
     p.add_argument("--least", type=float, default=250.0, help="seconds of speech to wait for before training")

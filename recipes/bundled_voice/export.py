@@ -1,6 +1,6 @@
 """Write the trained models as a checkpoint in the official Qwen3-TTS layout (CustomVoice).
 
-python export.py TALKER_FOLDER CODEC_FOLDER TOKENIZER_FOLDER OUT [--dtype bfloat16]
+python export.py TALKER_FOLDER CODEC_FOLDER TOKENIZER_FOLDER OUT [--voices heart,deep,bright] [--dtype bfloat16]
 """
 
 import argparse
@@ -91,7 +91,8 @@ def codec_tensors(model: codecs.Codec) -> dict:
     return out
 
 
-def config(vocab: int, special: dict) -> dict:
+def config(vocab: int, special: dict, voices: list[str]) -> dict:
+    speakers = dict(spk_id={v: shapes.VOICES[v] for v in voices}, spk_is_dialect=dict.fromkeys(voices, False))
     return dict(
         architectures=["Qwen3TTSForConditionalGeneration"],
         model_type="qwen3_tts",
@@ -99,11 +100,11 @@ def config(vocab: int, special: dict) -> dict:
         tts_model_size="0b6",
         tts_model_type="custom_voice",
         **special,
-        talker_config=dict(shapes.TALKER, text_vocab_size=vocab),
+        talker_config=dict(shapes.TALKER, text_vocab_size=vocab, **speakers),
     )
 
 
-def export(talker: Path, codec: Path, tokenizer: Path, out: Path, dtype: torch.dtype) -> None:
+def export(talker: Path, codec: Path, tokenizer: Path, out: Path, dtype: torch.dtype, voices: list[str]) -> None:
     (out / "speech_tokenizer").mkdir(parents=True, exist_ok=True)
     dump = lambda path, obj: (out / path).write_text(json.dumps(obj, indent=1) + "\n")
     for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
@@ -120,7 +121,7 @@ def export(talker: Path, codec: Path, tokenizer: Path, out: Path, dtype: torch.d
             ("tts_eos", "<tts_text_eod>"),
         )
     }
-    dump("config.json", config(model.text_embedding.num_embeddings, ids))
+    dump("config.json", config(model.text_embedding.num_embeddings, ids, voices))
     dump("generation_config.json", GENERATION)
     dump(
         "preprocessor_config.json",
@@ -151,11 +152,12 @@ def main() -> None:
     for name in ("talker", "codec", "tokenizer", "out"):
         p.add_argument(name, type=Path)
     p.add_argument("--dtype", default="bfloat16")
+    p.add_argument("--voices", default="heart,deep,bright", help="those that were trained")
     p.add_argument("--tiny", action="store_true")
     a = p.parse_args()
     if a.tiny:
         shapes.tiny()
-    export(a.talker, a.codec, a.tokenizer, a.out, getattr(torch, a.dtype))
+    export(a.talker, a.codec, a.tokenizer, a.out, getattr(torch, a.dtype), a.voices.split(","))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@
 # and talker have SECONDS. A stage that fails, or whose log stands still for STALL seconds, is started
 # again from its files, the second time without CUDA graphs. Rerun with the same WORK and 0 to go on.
 # Settings (environment): CORES, the cores to use, "12-31"; OWN, how many of them are the training's;
-# VOICES; DEVICE and DECODER_DEVICE; REHEARSE=1, try decoder and talker for a few steps while the encoder still learns;
+# FEEDERS, how many processes make the talker's rows; VOICES; STAGES, "decoder talker" or one of them; DEVICE and DECODER_DEVICE; REHEARSE=1, try decoder and talker for a few steps while the encoder still learns;
 # KEEP, a folder that always holds the newest small copies (checkpoint.py), in case the machine goes
 # away; ENCODER_ARGS, DECODER_ARGS, TALKER_ARGS; SMALL (--tiny).
 set -u
@@ -16,6 +16,7 @@ models=$(realpath "$1") jobs=$(realpath "$2") tokenizer=$(realpath "$3") work=$(
 now() { date +%s; }
 begin=$(now) middle=$(($(now) + $5)) end=$(($(now) + $5 + $6))
 here=$(cd "$(dirname "$0")" && pwd)
+stages=${STAGES:-decoder talker}
 cores=${CORES:-0-$(($(nproc) - 1))}
 from=${cores%-*} to=${cores#*-}
 own=${OWN:-$((to - from > 8 ? 4 : 1))}  # the training loops launch kernels: they need cores of their own
@@ -25,7 +26,7 @@ device=${DEVICE:-$(python3 -c 'import torch; print("cuda:0" if torch.cuda.is_ava
 mkdir -p "$work/rows" "$work/speech" "$work/encoder" "$work/codec" "$work/talker" "$work/rehearsal"
 cd "$here"
 loop() { exec taskset -c "$from-$((own + from - 1))" python3 "$@" --device "$device" ${SMALL:-}; }
-keep() { [ -z "${KEEP:-}" ] || ! [ -f "$2/$1.pt" ] || timeout 60 python3 checkpoint.py shrink "$1" "$2" "$KEEP" >> "$work/keep.log" 2>&1; }
+keep() { [[ $stages != *$3* ]] || [ -z "${KEEP:-}" ] || ! [ -f "$2/$1.pt" ] || timeout 60 python3 checkpoint.py shrink "$1" "$2" "$KEEP" >> "$work/keep.log" 2>&1; }
 
 stage() {  # stage NAME UNTIL SCRIPT ARGS...
     local name=$1 until=$2 log=$work/$1.log plain="" version pid code device=$device; shift 2
@@ -50,8 +51,8 @@ stage() {  # stage NAME UNTIL SCRIPT ARGS...
     return 1
 }
 
-nice -n 10 taskset -c "$((workers > to - from ? from : from + own))-$to" python3 teachers.py speak "$jobs" "$models" "$work/speech" --voices "${VOICES:-joe}" \
-    --workers "$workers" --shard 8 --seconds $(($5 + $6 * 9 / 10)) >> "$work/teachers.log" 2>&1 &
+nice -n 10 taskset -c "$((workers > to - from ? from : from + own))-$to" python3 teachers.py speak "$jobs" "$models" "$work/speech" --voices "${VOICES:-heart,deep,bright}" \
+    --workers "$workers" --shard 32 --seconds $(($5 + $6 * 9 / 10)) >> "$work/teachers.log" 2>&1 &
 
 rehearse() {
     try() { timeout -k 5 80 taskset -c "$from-$((own + from - 1))" python3 "${@:2}" --device "$device" ${SMALL:-} 2>&1 | sed "s/^/$1: /"; }
@@ -65,13 +66,19 @@ rehearse() {
 [ -z "${REHEARSE:-}" ] || rehearse > "$work/rehearsal.log" 2>&1 &
 [ "$5" -gt 0 ] && stage encoder $middle codec_train.py encoder "$work/speech" "$work/encoder" --save-every 30 ${ENCODER_ARGS:-}
 [ -f "$work/encoder/codec.pt" ] || { echo "no encoder: see $work/encoder.log"; exit 1; }
-STALL=100000 stage feed $((end - 90)) talker.py feed "$work/speech" "$work/encoder" "$tokenizer" "$work/rows" &
-device=${DECODER_DEVICE:-$device} stage decoder $end codec_train.py decoder "$work/speech" "$work/codec" --codec "$work/encoder" ${DECODER_ARGS:-} &
-stage talker $end talker.py train "$work/rows" "$work/talker" ${TALKER_ARGS:-} &
+if [[ $stages == *decoder* ]]; then
+    device=${DECODER_DEVICE:-$device} stage decoder $end codec_train.py decoder "$work/speech" "$work/codec" --codec "$work/encoder" ${DECODER_ARGS:-} &
+fi
+if [[ $stages == *talker* ]]; then
+    for i in $(seq 0 $((${FEEDERS:-1} - 1))); do
+        STALL=100000 stage feed$i $((end - 90)) talker.py feed "$work/speech" "$work/encoder" "$tokenizer" "$work/rows" --part $i ${FEEDERS:-1} &
+    done
+    stage talker $end talker.py train "$work/rows" "$work/talker" ${TALKER_ARGS:-} &
+fi
 while sleep 5; [ "$(now)" -lt $end ]; do
-    if [ $((($(now) - begin) % 60)) -lt 5 ]; then keep talker "$work/talker"; keep codec "$work/codec"; fi
+    if [ $((($(now) - begin) % 60)) -lt 5 ]; then keep talker "$work/talker" talker; keep codec "$work/codec" decoder; fi
 done
 for _ in $(seq 30); do [ "$(jobs -r | grep -c 'stage decoder\|stage talker')" -gt 0 ] || break; sleep 1; done
-keep talker "$work/talker"
-keep codec "$work/codec"
+keep talker "$work/talker" talker
+keep codec "$work/codec" decoder
 echo "done after $(($(now) - begin)) s"

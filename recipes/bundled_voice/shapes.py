@@ -109,8 +109,7 @@ PREDICTOR = dict(
     tie_word_embeddings=False,
 )
 
-VOICES = {"joe": 1900}  # rows of the codec embedding
-TEACHER_OF = {"joe": "joe"}
+VOICES = {"joe": 1900, "heart": 1901, "deep": 1902, "bright": 1903}  # of the teachers: rows of the codec embedding
 
 TALKER = dict(
     model_type="qwen3_tts_talker",

@@ -1,6 +1,7 @@
 """The teachers' speech on the training device, growing as shards appear."""
 
 import json
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,13 @@ PHONES_PER_FRAME = FRAME // (RATE // LABEL_HZ)
 class Speech:
     """All utterances, one after another: samples and, once they are given, codes."""
 
-    def __init__(self, folder: Path, device, hours: float):
-        self.folder, self.device, self.seen = folder, device, set()
+    def __init__(self, folder: Path, device, hours: float, part: tuple[int, int] = (0, 1)):
+        """part (i, n): of the shards, only every n-th, chosen by name."""
+        self.folder, self.device, self.part, self.seen = folder, device, part, set()
         self.wave = torch.zeros(int(hours * 3600 * RATE), dtype=torch.int16, device=device)
         # The phone and the phoneme character at every 20 ms.
         self.label, self.mark = (torch.zeros(int(hours * 3600 * LABEL_HZ), dtype=kind, device=device) for kind in (torch.int8, torch.int16))
-        self.codes: Tensor | None = None
+        self.codes: dict[int, Tensor] = {}
         self.samples = self.labels = self.frames = 0
         self.start, self.length, self.label_start, self.label_length, self.frame_start, self.rows = [], [], [], [], [], []
 
@@ -28,7 +30,7 @@ class Speech:
         """Read new shards. -> the new utterances"""
         before = len(self.rows)
         for path in sorted(self.folder.glob("*.npz")):
-            if path.name in self.seen:
+            if path.name in self.seen or zlib.crc32(path.name.encode()) % self.part[1] != self.part[0]:
                 continue
             with np.load(path) as f:
                 wave, label, mark = f["wave"], f["label"], f["mark"]
@@ -56,13 +58,13 @@ class Speech:
             self.weight = as_tensor(weight, torch.float64).cumsum(0)
         return list(range(before, len(self.rows)))
 
-    def keep(self, codes: dict[int, Tensor]) -> None:
-        """Take the codes int16 [frames, books] of new utterances."""
-        if self.codes is None:
+    def keep(self, codes: dict[int, Tensor], kind: int = 0) -> None:
+        """Take the codes int16 [frames, books] of new utterances; there may be several kinds of them."""
+        if kind not in self.codes:
             books = next(iter(codes.values())).shape[1]
-            self.codes = torch.zeros(len(self.wave) * 21 // (20 * FRAME), books, dtype=torch.int16, device=self.device)
+            self.codes[kind] = torch.zeros(len(self.wave) * 21 // (20 * FRAME), books, dtype=torch.int16, device=self.device)
         for i, c in codes.items():
-            self.codes[self.frame_start[i] : self.frame_start[i] + len(c)] = c
+            self.codes[kind][self.frame_start[i] : self.frame_start[i] + len(c)] = c
 
     def draw(self, b: int, frames: int) -> tuple[Tensor, Tensor]:
         """b utterances by their length, and a first frame in each such that `frames` fit if they can. -> int64 [b] each"""
@@ -84,8 +86,8 @@ class Speech:
         at = first[:, None] * PHONES_PER_FRAME + torch.arange(frames * PHONES_PER_FRAME, device=self.device)
         return torch.where(at < length, self.label[start + at.minimum(length - 1)].long(), -1)
 
-    def crop_codes(self, i: Tensor, first: Tensor, frames: int) -> Tensor:
+    def crop_codes(self, i: Tensor, first: Tensor, frames: int, kind: int = 0) -> Tensor:
         """-> int16 [b, frames, books]; past the end, the last frame again."""
         last = (self.tensors[1][i] - 1) // FRAME
         at = (first[:, None] + torch.arange(frames, device=self.device)).minimum(last[:, None])
-        return self.codes[self.tensors[4][i][:, None] + at]
+        return self.codes[kind][self.tensors[4][i][:, None] + at]

