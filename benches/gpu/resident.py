@@ -1,10 +1,9 @@
-"""How long do the code predictor's passes and the backbone's layers take as one kernel each, and why?
+"""How long do the code predictor's passes take as one kernel, and why?
 
-Regime, backbone: 2.8 GB of weights, 0.66 ms at 4.3 TB/s. Predictor: 15 passes over 157 MB, 2.4 GB a frame
-with the heads, 0.56 ms; and a chain of 375 products and attention steps, each of which needs all of the one
-before: what a meeting of the grid or a trip to L2 costs, 375 times, is the other floor. `no meetings` and `no
-weights` show the two apart; their results are wrong. Each variant runs in a process of its own, so that one
-that hangs or faults stops nothing else.
+Regime: 15 passes over 157 MB, 2.4 GB a frame with the heads, 0.56 ms at 4.3 TB/s; and a chain of 375 products
+and attention steps, each of which needs all of the one before: what a meeting of the grid or a trip to L2
+costs, 375 times, is the other floor. `no meetings` and `no weights` show the two apart; their results are
+wrong. Each variant runs in a process of its own, so that one that hangs or faults stops nothing else.
 
     python -m benches.gpu.resident --out results.json
 """
@@ -18,7 +17,6 @@ import sys
 import time
 import traceback
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from tempfile import mkdtemp
@@ -29,35 +27,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hocket.kernels import attention, choice, cuda, linear
+from hocket.kernels import choice, cuda, linear
 from hocket.kernels.draw import DrawOptions
-from hocket.kernels.norm import rms_norm
-from hocket.kernels.resident import Backbone, Geometry, Predictor
+from hocket.kernels.resident import Geometry, Predictor
 from hocket.nn.rotary import rotary_tables
 from hocket.nn.talker import FrameTalker
-from hocket.nn.transformer import LayerWeights, Shape, decoder_layer
+from hocket.nn.transformer import LayerWeights, Shape
 
 CLUSTERS: dict[str, Any] = {"grid": 120, "cluster": 8}
 VARIANTS: dict[str, dict[str, Any]] = {
     "whole": {},
     "clusters": CLUSTERS,
-    "backbone": {},
-    "backbone, layers, library": {"skinny": 0},
-    "backbone, layers, fused": {"skinny": 2},
     "layers, library": {"skinny": 0},
     "layers, fused": {"skinny": 2},
     "stamps": {"measure": "STAMPS"},
     "clusters, stamps": CLUSTERS | {"measure": "STAMPS"},
     "no weights": {"measure": "NO_WEIGHTS"},
     "no meetings": {"measure": "NO_MEETINGS"},
-    "backbone, stamps": {"measure": "STAMPS"},
-    "backbone, no weights": {"measure": "NO_WEIGHTS"},
-    "backbone, no meetings": {"measure": "NO_MEETINGS"},
 }
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 FULL = {"d": 1024, "f": 3072, "heads": 16, "kv_heads": 8, "head_dim": 128, "layers": 5, "vocab": 2048}
-OUTER = {"d": 2048, "f": 6144, "heads": 16, "kv_heads": 8, "head_dim": 128, "layers": 28}
-BLOCK, CONTEXT = 16, 200
 TINY = {"d": 64, "f": 128, "heads": 4, "kv_heads": 2, "head_dim": 16, "layers": 2, "vocab": 512}
 SMALL: dict[str, Any] = {
     "grid": 8,
@@ -298,135 +287,16 @@ def one(name: str, batches: tuple[int, ...]) -> dict[str, Any]:
     return found
 
 
-# --- the backbone ----------------------------------------------------------------------------------
-
-
-class Stack:
-    """A backbone of random weights, and rows in the middle of their utterances."""
-
-    def __init__(self, device: torch.device) -> None:
-        g = torch.Generator(device).manual_seed(0)
-        s = self.sizes = SimpleNamespace(**OUTER)
-        self.device = device
-
-        def normal(*shape: int) -> Tensor:
-            return (torch.randn(shape, generator=g, device=device) / shape[-1] ** 0.5).to(torch.bfloat16)
-
-        def norm(n: int) -> Tensor:
-            return (torch.randn(n, generator=g, device=device) * 0.1 + 1).to(torch.bfloat16)
-
-        qkv, out = (s.heads + 2 * s.kv_heads) * s.head_dim, s.heads * s.head_dim
-        self.layers = [
-            LayerWeights(
-                norm_in=norm(s.d), qkv=normal(qkv, s.d), q_norm=norm(s.head_dim), k_norm=norm(s.head_dim),
-                out=normal(s.d, out), norm_mlp=norm(s.d), gate_up=normal(2 * s.f, s.d), down=normal(s.d, s.f),
-            )
-            for _ in range(s.layers)
-        ]  # fmt: skip
-        self.norm = norm(s.d)
-        self.shape = Shape(s.heads, s.kv_heads, s.head_dim, EPS)
-
-    def rows(self, b: int, context: int) -> None:
-        s, device = self.sizes, self.device
-        per_row = context // BLOCK + 1
-        self.kv = torch.randn(
-            s.layers, 2, b * per_row + 1, BLOCK, s.kv_heads, s.head_dim, device=device, dtype=torch.bfloat16
-        )
-        order = torch.randperm(b * per_row, device=device).int() + 1
-        self.blocks = torch.zeros(b + 1, 256, dtype=torch.int32, device=device)
-        self.blocks[1:, :per_row] = order.view(b, per_row)
-        self.slots = torch.arange(1, b + 1, device=device)
-        self.position = torch.full((b,), context, dtype=torch.int32, device=device)
-        self.position -= torch.arange(b, device=device, dtype=torch.int32) % 7  # of several lengths
-        at = self.position.long()
-        block = self.blocks[1:].gather(1, (at // BLOCK)[:, None])[:, 0].long()
-        self.index = block * BLOCK + at % BLOCK
-        self.x = torch.randn(b, s.d, device=device).to(torch.bfloat16)
-        tables = rotary_tables(s.head_dim, 1e6, at, torch.bfloat16)
-        self.cos, self.sin = (t.squeeze(1) for t in tables)
-
-    def by_layers(self, dtype: torch.dtype, kv: Tensor) -> Tensor:
-        x, cos, sin = self.x.to(dtype, copy=True), self.cos.to(dtype), self.sin.to(dtype)
-        for layer, cache in zip(self.layers, kv, strict=True):
-            if dtype != torch.bfloat16:
-                layer = LayerWeights(**{n.name: getattr(layer, n.name).to(dtype) for n in fields(layer)})
-            store = cache.to(dtype)
-
-            def attend(qkv: Tensor, layer: LayerWeights = layer, store: Tensor = store) -> Tensor:
-                return attention.paged_decode(
-                    qkv, layer.q_norm, layer.k_norm, EPS, cos, sin, store, self.blocks, self.slots,
-                    self.position, self.index,
-                )  # fmt: skip
-
-            x = decoder_layer(layer, self.shape, x, attend)
-        return rms_norm(x, self.norm.to(dtype), EPS)
-
-
-def one_backbone(name: str, batches: tuple[int, ...]) -> dict[str, Any]:
-    device = torch.device("cuda")
-    o = dict(VARIANTS[name])
-    skinny = o.pop("skinny", None)
-    found: dict[str, Any] = {}
-    s = Stack(device)
-    backbone = None
-    if skinny is None:
-        backbone = Backbone(s.layers, s.norm, s.shape.heads, s.shape.kv_heads, EPS, **o)
-    else:
-        linear.SKINNY = skinny
-
-    def run(kv: Tensor) -> Tensor:
-        if backbone is None:
-            return s.by_layers(torch.bfloat16, kv)
-        return backbone(s.x.clone(), s.cos, s.sin, kv, s.blocks, s.slots, s.position, s.index)
-
-    if "no " not in name:
-        for b, context in ((1, 0), (1, 200), (3, 1000), (9, 70), (16, 200)):
-            s.rows(b, context)
-            choice._WANTED = "torch"
-            exact = s.by_layers(torch.float64, s.kv)
-            choice._WANTED = "auto"
-            kv = s.kv.clone()
-            got = run(kv).double()
-            again = run(kv).double()
-            error = ((got - exact).norm() / exact.norm()).item()
-            found[f"error, b {b} context {context}"] = f"{error:.2e}, repeats {torch.equal(got, again)}"
-            torch.cuda.synchronize()
-    for b in batches:
-        if backbone is not None and b > backbone.geometry.most_rows:
-            break
-        try:
-            if name.endswith("stamps"):
-                s.rows(b, CONTEXT)
-                cycles = torch.zeros(128, 32, dtype=torch.int64, device=device)
-                assert backbone is not None
-                for _ in range(3):
-                    backbone(s.x.clone(), s.cos, s.sin, s.kv, s.blocks, s.slots, s.position, s.index, cycles)
-                found[f"b {b}"] = spans(cycles, POINTS[:22])
-                continue
-            for context in (CONTEXT, 1000) if b in (1, 64) else (CONTEXT,):
-                s.rows(b, context)
-                found[f"b {b} context {context}"] = graph_ms(lambda: run(s.kv))
-        except Exception:
-            found[f"b {b}"] = traceback.format_exc()
-            break
-    return found
-
-
 def compiled(name: str) -> str:
     """Make a variant's machine code; the next process finds it on disk."""
     o = VARIANTS[name]
-    backbone = name.startswith("backbone")
-    file = "backbone.cu" if backbone else "predictor.cu"
-    text = cuda.source("device.cuh", "grid.cuh", "phases.cuh", file)
+    text = cuda.source("device.cuh", "grid.cuh", "phases.cuh", "predictor.cu")
     begin = time.perf_counter()
     try:
-        if backbone:
-            geometries = [Geometry(**OUTER, half=True, **{"slot": 49152, "slots": 3} | o)]
-        else:
-            g = Geometry(**FULL, tokens=BOOKS, half=True, **o)
-            geometries = [g.roomy() if g.cluster > 1 else g]
-            if "measure" not in o:
-                geometries += [Geometry(**TINY, **SMALL, cluster=g.cluster, tokens=BOOKS, half=False)]
+        g = Geometry(**FULL, tokens=BOOKS, half=True, **o)
+        geometries = [g.roomy() if g.cluster > 1 else g]
+        if "measure" not in o:
+            geometries += [Geometry(**TINY, **SMALL, cluster=g.cluster, tokens=BOOKS, half=False)]
         for g in geometries:
             cuda.compile_cubin(text, g.defines, (9, 0))
     except cuda.Unavailable as e:
@@ -443,8 +313,7 @@ def main() -> None:
     a.add_argument("--timeout", type=float, default=45)
     o = a.parse_args()
     if o.one:
-        call = one_backbone if o.one.startswith("backbone") else one
-        Path(o.out).write_text(json.dumps(call(o.one, tuple(o.batches))))
+        Path(o.out).write_text(json.dumps(one(o.one, tuple(o.batches))))
         return
     begin = time.perf_counter()
     results: dict[str, Any] = {}

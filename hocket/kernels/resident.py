@@ -2,9 +2,8 @@
 
 At a small batch a step of a decoder is a long chain of short products. Launched one by one they are bound by
 what lies between kernels and by the latency of each, not by memory. Here one launch runs the whole chain
-while the weights stream through it. `Predictor` runs all passes of a code predictor, drawing included;
-`Backbone` runs one token a row through all layers over a paged cache. Their twins are the same steps kernel
-by kernel: `hocket.nn.talker.FrameTalker._predict_by_layers` and `._backbone`.
+while the weights stream through it. `Predictor` runs all passes of a code predictor, drawing included. Its
+twin is the same steps kernel by kernel: `hocket.nn.talker.FrameTalker._predict_by_layers`.
 """
 
 from __future__ import annotations
@@ -345,77 +344,6 @@ class Predictor:
         )  # fmt: skip
         strides = o.temperature.stride(0), o.top_k.stride(0), key.stride(0), codes.stride(0)
         self._launch(_PredictArguments(*_addresses(tensors), *strides, self._eps, g.head_dim**-0.5, b))
-
-
-# --- a backbone ----------------------------------------------------------------------------------
-
-
-class _AdvanceArguments(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in (
-            "weights", "norms", "cosine", "sine", "x", "qkv", "attended", "gated", "out", "kv", "blocks",
-            "slots", "position", "index", "meeting", "stamps",
-        )),
-        *((name, ctypes.c_longlong) for name in ("layer_stride", "kv_stride", "blocks_stride")),
-        ("eps", ctypes.c_float), ("scale", ctypes.c_float), ("b", ctypes.c_int),
-        ("block_tokens", ctypes.c_int),
-    ]  # fmt: skip
-
-
-class Backbone:
-    """A backbone's weights, packed, and the kernel that runs one token a row through its layers."""
-
-    def __init__(
-        self,
-        blocks: Sequence[Block],
-        norm: Tensor,
-        heads: int,
-        kv_heads: int,
-        eps: float,
-        make: Maker | None = None,
-        **sizes: Any,
-    ) -> None:
-        """norm [d]. sizes: of the geometry, where they are not to be the usual ones. Raises
-        `hocket.kernels.cuda.Unavailable`."""
-        first = blocks[0]
-        usual = {"slot": 49152, "slots": 3}  # two halves of a gated MLP twice as wide as a predictor's
-        self.geometry = g = Geometry(
-            d=norm.shape[0], f=first.down.shape[1], heads=heads, kv_heads=kv_heads,
-            head_dim=first.out.shape[1] // heads, layers=len(blocks), half=norm.dtype == torch.bfloat16,
-            **usual | sizes,
-        )  # fmt: skip
-        self._launch = make(g, "backbone.cu") if make else g.kernel("backbone.cu", "advance", norm.device)
-        self._weights = torch.cat([t for b in blocks for t in g.pack_block(b)])
-        self._norms = torch.cat([*(t for b in blocks for t in (b.q_norm, b.k_norm)), norm])
-        self._meeting = torch.zeros(1, dtype=torch.int32, device=norm.device)
-        self._eps = eps
-
-    def __call__(
-        self, x: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, blocks: Tensor, slots: Tensor,
-        position: Tensor, index: Tensor, stamps: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        """x [b, d], overwritten -> normalised hidden [b, d].
-
-        cos, sin [b, head_dim] of x's dtype; kv [layers, 2, blocks, block_tokens, kv_heads, head_dim]; the
-        others as `hocket.kernels.attention.paged_decode_torch` takes them.
-        """
-        g, b = self.geometry, x.shape[0]
-        assert b <= g.most_rows, "the ring is too small to take weights twice"
-        assert x.is_contiguous()
-        assert kv[0, 0].is_contiguous()
-        assert cos.dtype == x.dtype, "rotation rounds as x does"
-        heads = g.heads * g.head_dim
-        qkv, attended, gated = (x.new_empty(b, n) for n in (heads + 2 * g.kv_heads * g.head_dim, heads, g.f))
-        out = torch.empty_like(x)
-        tensors = (
-            self._weights, self._norms, cos, sin, x, qkv, attended, gated, out, kv, blocks, slots, position,
-            index, self._meeting, stamps,
-        )  # fmt: skip
-        strides = kv.stride(0), kv.stride(1), blocks.stride(0)
-        self._launch(
-            _AdvanceArguments(*_addresses(tensors), *strides, self._eps, g.head_dim**-0.5, b, kv.shape[3])
-        )
-        return out
 
 
 def _addresses(tensors: Sequence[Tensor | None]) -> list[int | None]:

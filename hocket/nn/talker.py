@@ -31,7 +31,7 @@ from hocket.kernels.frame import begin_frame, end_frame
 from hocket.kernels.frame import embed_codes_torch as embed_codes
 from hocket.kernels.linear import norm_linear
 from hocket.kernels.prefill import paged_prefill
-from hocket.kernels.resident import Backbone, Predictor
+from hocket.kernels.resident import Predictor
 from hocket.kernels.rows import put_rows
 from hocket.nn.attention import kv_index
 from hocket.nn.checkpoint import Reader
@@ -43,7 +43,6 @@ from hocket.nn.transformer import LayerWeights, Shape, decoder_layer, fold, read
 
 WHOLE = 16  # rows up to which the code predictor is one kernel
 CLUSTERED = range(3, 65)  # ... and for which its programs work in clusters, where enough of these fit
-STACK = 0  # ... and the backbone: right, but slower than its layers from a context of some 500 on
 log = logging.getLogger(__name__)
 
 MAX_TEXT = 4096  # one id a frame at most, and frames are limited to as many
@@ -227,7 +226,6 @@ class FrameTalker:
         self.inner_cos, self.inner_sin = (table.squeeze(1) for table in inner)  # [books, head_dim]
         self.whole: Predictor | None = None
         self.clustered: Predictor | None = None
-        self.stack: Backbone | None = None
         self._stay()
 
     def _stay(self, anyway: bool = False) -> None:
@@ -235,7 +233,7 @@ class FrameTalker:
 
         anyway: kernels that stay even where they are slow, for comparison.
         """
-        w, s, dense = self.w, self.shape, self.layer is decoder_layer
+        w = self.w
         device, half = w.head.device, w.head.dtype == torch.bfloat16
 
         def predictor(**sizes: Any) -> Predictor:
@@ -249,8 +247,6 @@ class FrameTalker:
             try:
                 if WHOLE:
                     self.whole = predictor()
-                if STACK and dense and self.talker.sections is None:
-                    self.stack = Backbone(w.layers, w.norm, s.heads, s.kv_heads, s.eps)
                 if CLUSTERED and half:
                     self.clustered = predictor(**resident.in_clusters(device))
             except Unavailable as e:
@@ -260,7 +256,6 @@ class FrameTalker:
             for part, kernel, rows in (
                 ("predictor", self.whole, f"up to {WHOLE} rows"),
                 ("predictor in clusters", self.clustered, f"from {CLUSTERED.start} to {CLUSTERED.stop - 1}"),
-                ("backbone", self.stack, f"up to {STACK} rows"),
             )
             if kernel is not None
         ]
@@ -423,10 +418,7 @@ class FrameTalker:
                 i.index,
             )
 
-        if self.stack is not None and slots.shape[0] <= STACK:
-            h = self.stack(i.x, i.cos, i.sin, cache.kv, blocks, slots, i.position, i.index)  # [b, d]
-        else:
-            h = self._backbone(i.x, cache.kv, decode)
+        h = self._backbone(i.x, cache.kv, decode)
         first, rest = (DrawOptions(s.temperature[:, o], s.top_k[:, o], s.top_p[:, o]) for o in (0, 1))
         repetition = Repetition(s.seen, s.penalty, i.made, self.talker.unending)
         codes = torch.empty(slots.shape[0], self.books, dtype=torch.int64, device=h.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,17 +13,15 @@ import torch
 from torch import Tensor
 
 from hocket.kernels import choice, cuda
-from hocket.kernels.attention import paged_decode_torch
 from hocket.kernels.draw import NUCLEUS, WIDE, DrawOptions
-from hocket.kernels.norm import rms_norm_torch
-from hocket.kernels.resident import SHARED, Backbone, Geometry, Maker, Predictor, obstacle
+from hocket.kernels.resident import SHARED, Geometry, Maker, Predictor, obstacle
 from hocket.models.qwen3_tts.config import read_model_config
 from hocket.models.qwen3_tts.talker import TalkerProgram
 from hocket.models.qwen3_tts.weights import load_talker
 from hocket.nn import talker
 from hocket.nn.rotary import rotary_tables
 from hocket.nn.talker import FrameTalker
-from hocket.nn.transformer import LayerWeights, Shape, decoder_layer
+from hocket.nn.transformer import LayerWeights, Shape
 from tests.kernels.conftest import DEVICE
 from tests.kernels.host import build
 
@@ -128,87 +126,6 @@ def test_clusters_draw_what_passes_draw(b: int, cluster: int, make: Maker | None
     assert torch.equal(*codes)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "b", "heads", "kv_heads", "head_dim"),
-    [
-        (torch.float32, 1, 4, 2, 32),
-        (torch.float32, 9, 4, 2, 32),
-        (torch.bfloat16, 20, 2, 1, 128),
-        (torch.bfloat16, 7, 4, 4, 16),
-    ],
-    ids=["one", "nine", "wide-heads", "no-groups"],
-)
-def test_backbone_equals_its_layers(
-    dtype: torch.dtype, b: int, heads: int, kv_heads: int, head_dim: int, make: Maker | None
-) -> None:
-    """Rows of every length over blocks in no order; what lies beyond a row's past is NaN."""
-    d, f, layers, block_tokens, per_row = 64, 96, 2, 4, 40
-    g = torch.Generator().manual_seed(b)
-
-    def normal(*shape: int) -> Tensor:
-        return (torch.randn(shape, generator=g) / shape[-1] ** 0.5).to(DEVICE, dtype)
-
-    def norm(n: int) -> Tensor:
-        return (torch.randn(n, generator=g) * 0.1 + 1).to(DEVICE, dtype)
-
-    blocks = [
-        LayerWeights(
-            norm_in=norm(d), qkv=normal((heads + 2 * kv_heads) * head_dim, d), q_norm=norm(head_dim),
-            k_norm=norm(head_dim), out=normal(d, heads * head_dim), norm_mlp=norm(d),
-            gate_up=normal(2 * f, d), down=normal(d, f),
-        )
-        for _ in range(layers)
-    ]  # fmt: skip
-    last = norm(d)
-    position = torch.tensor([7 * i * i % 150 for i in range(b)], dtype=torch.int32, device=DEVICE)
-    slots = (torch.randperm(b, generator=g) + 1).to(DEVICE)
-    table = torch.randperm((b + 1) * per_row, generator=g).int().view(b + 1, per_row).to(DEVICE)
-    kv = torch.full(
-        (layers, 2, (b + 1) * per_row, block_tokens, kv_heads, head_dim),
-        float("nan"),
-        device=DEVICE,
-        dtype=dtype,
-    )
-    for row, past in zip(slots.tolist(), position.tolist(), strict=True):
-        at = torch.arange(past, device=DEVICE)
-        place = table[row, at // block_tokens].long() * block_tokens + at % block_tokens
-        kv.flatten(2, 3)[:, :, place] = torch.randn(layers, 2, past, kv_heads, head_dim, generator=g).to(kv)
-    at = position.long()
-    block = table[slots].gather(1, (at // block_tokens)[:, None])[:, 0].long()
-    index = block * block_tokens + at % block_tokens
-    x, cos, sin = normal(b, d) * 8, normal(b, head_dim) * 6, normal(b, head_dim) * 6
-
-    def twin(type: torch.dtype) -> tuple[Tensor, Tensor]:
-        store, h = kv.to(type, copy=True).nan_to_num(), x.to(type, copy=True)
-        for layer, cache in zip(blocks, store, strict=True):
-            w = LayerWeights(*(getattr(layer, field.name).to(type) for field in fields(layer)))
-
-            def attend(qkv: Tensor, w: LayerWeights = w, cache: Tensor = cache) -> Tensor:
-                return paged_decode_torch(
-                    qkv,
-                    w.q_norm,
-                    w.k_norm,
-                    EPS,
-                    cos.to(type),
-                    sin.to(type),
-                    cache,
-                    table,
-                    slots,
-                    position,
-                    index,
-                )
-
-            h = decoder_layer(w, Shape(heads, kv_heads, head_dim, EPS), h, attend)
-        return rms_norm_torch(h, last.to(type), EPS), store
-
-    backbone = Backbone(blocks, last, heads, kv_heads, EPS, make, **SMALL)
-    store = kv.clone()
-    got = backbone(x.clone(), cos, sin, store, table, slots, position, index), store.nan_to_num()
-    for mine, its, exact in zip(got, twin(dtype), twin(torch.float64), strict=True):
-        allowed = 2 * (its.double() - exact).norm() + 1e-6 * exact.norm()
-        assert (mine.double() - exact).norm() <= allowed
-
-
 def test_a_compiler_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
     cuda._nvrtc.cache_clear()
@@ -265,5 +182,4 @@ def test_on_a_cpu_no_kernel_stays(checkpoint: Callable[..., Path]) -> None:
     program = TalkerProgram(config, load_talker(folder, config, torch.device("cpu"), torch.float32))
     assert program.whole is None
     assert program.clustered is None
-    assert program.stack is None
     assert "GPU" in str(obstacle(program.w.head))
