@@ -4,9 +4,7 @@
   the phones. No sample is made, so a step is cheap and thousands fit into minutes. At the end the
   encoder is rounded to bf16: its codes are final.
 * `decoder`: the whole decoder learns to make sound of those codes, first by spectra alone, then
-  against discriminators too. With `--talker`, a share of the utterances comes with codes as the
-  talker's predictor draws them (the first codebook and all frames before being the true ones): what it
-  cannot foretell is noise in the voice, and the decoder learns to rely on the rest.
+  against discriminators too.
 
     python codec_train.py encoder SHARDS OUT --seconds 220
     python codec_train.py decoder SHARDS OUT --codec FROZEN --seconds 900
@@ -222,7 +220,7 @@ class Run:
     """What both trainings share: the device, fast kernels, speech, the clock, the log and the file."""
 
     def __init__(self, a):
-        self.a, self.device, self.born, self.begin = a, torch.device(a.device), time.time(), None
+        self.a, self.device, self.born = a, torch.device(a.device), time.time()
         torch.manual_seed(a.seed)
         torch.set_float32_matmul_precision("high")
         if self.device.type == "cuda":
@@ -287,7 +285,9 @@ class Run:
             self.sums.zero_()
             self.counted, self.last_log = 0, now
         if now - self.last_look > self.a.look_every:
-            take(self.speech.refresh())
+            new = self.speech.refresh()
+            if new:
+                take(new)
             self.last_look = time.time()
         if now - self.last_save > self.a.save_every:
             save()
@@ -387,28 +387,7 @@ def train_decoder(a) -> None:
     ema = {n: state["ema"].get(f"decoder.{n}", p).detach().clone() for n, p in params.items()}
     opt, opt_d = adamw(params.values(), a.lr), adamw(disc.parameters(), a.lr_d)
     speech = run.speech
-    again, waiting = None, []
-    told = torch.zeros(10**6, dtype=torch.bool, device=run.device)  # utterances with codes that the talker foretold
-
-    def take(new: list[int]) -> None:
-        nonlocal again
-        if new:
-            speech.keep(codecs.encode_all(codec, speech, new))
-        waiting.extend(new)
-        if a.talker is None or run.begin is None or run.share < a.foretold_after or not (a.talker / "talker.pt").exists():
-            return
-        if again is None:
-            import talker  # imports this file
-
-            again = talker.Foretold(a.talker, a.tokenizer, run.device)
-        some = waiting[: 4000 if len(waiting) > 4000 else None]
-        del waiting[: len(some)]
-        at = lambda i: slice(speech.frame_start[i], speech.frame_start[i] - (-speech.length[i] // FRAME))
-        if some:
-            speech.keep(again(speech, {i: speech.codes[0][at(i)] for i in some}), 1)
-            told[some] = True
-            print(f"foretold: {int(told.sum())} utterances", flush=True)
-
+    take = lambda new: speech.keep(codecs.encode_all(codec, speech, new))
     take(run.wait())
     run.start(["mel", "stft", "disc", "adv", "match", "norm"])
     lead, n, b = 4, a.slice, a.batch
@@ -462,9 +441,6 @@ def train_decoder(a) -> None:
     while run.going():
         i, first = speech.draw(b, a.frames)
         codes.copy_(speech.crop_codes(i, first, a.frames))
-        if again is not None:
-            foretold = ((torch.rand(b, device=run.device) < a.foretold) & told[i])[:, None, None]
-            codes.copy_(torch.where(foretold, speech.crop_codes(i, first, a.frames, 1), codes))
         whole = ((speech.tensors[1][i] + FRAME - 1) // FRAME - first).clamp(max=a.frames)
         cut.copy_((torch.rand(b, device=run.device) * ((whole - n).clamp(min=0) + 1)).long())
         real.copy_(speech.crop(i, first + cut, n))
@@ -485,10 +461,6 @@ def main() -> None:
     p.add_argument("shards", type=Path)
     p.add_argument("out", type=Path)
     p.add_argument("--codec", type=Path, help="decoder: the folder of the trained encoder")
-    p.add_argument("--talker", type=Path, help="decoder: the folder of a trained talker, to learn from codes that it foretells too")
-    p.add_argument("--tokenizer", type=Path, help="the talker's")
-    p.add_argument("--foretold", type=float, default=0.5, help="share of the utterances whose codes the talker foretells")
-    p.add_argument("--foretold-after", type=float, default=0.0, help="share of the time before the talker is taken as it then is")
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     p.add_argument("--hours", type=float, default=24.0, help="room for speech on the device")
     p.add_argument("--least", type=float, default=250.0, help="seconds of speech to wait for before training")

@@ -22,7 +22,7 @@ class Speech:
         self.wave = torch.zeros(int(hours * 3600 * RATE), dtype=torch.int16, device=device)
         # The phone and the phoneme character at every 20 ms.
         self.label, self.mark = (torch.zeros(int(hours * 3600 * LABEL_HZ), dtype=kind, device=device) for kind in (torch.int8, torch.int16))
-        self.codes: dict[int, Tensor] = {}
+        self.codes: Tensor | None = None
         self.samples = self.labels = self.frames = 0
         self.start, self.length, self.label_start, self.label_length, self.frame_start, self.rows = [], [], [], [], [], []
 
@@ -58,13 +58,13 @@ class Speech:
             self.weight = as_tensor(weight, torch.float64).cumsum(0)
         return list(range(before, len(self.rows)))
 
-    def keep(self, codes: dict[int, Tensor], kind: int = 0) -> None:
-        """Take the codes int16 [frames, books] of new utterances; there may be several kinds of them."""
-        if kind not in self.codes:
+    def keep(self, codes: dict[int, Tensor]) -> None:
+        """Take the codes int16 [frames, books] of new utterances."""
+        if self.codes is None:
             books = next(iter(codes.values())).shape[1]
-            self.codes[kind] = torch.zeros(len(self.wave) * 21 // (20 * FRAME), books, dtype=torch.int16, device=self.device)
+            self.codes = torch.zeros(len(self.wave) * 21 // (20 * FRAME), books, dtype=torch.int16, device=self.device)
         for i, c in codes.items():
-            self.codes[kind][self.frame_start[i] : self.frame_start[i] + len(c)] = c
+            self.codes[self.frame_start[i] : self.frame_start[i] + len(c)] = c
 
     def draw(self, b: int, frames: int) -> tuple[Tensor, Tensor]:
         """b utterances by their length, and a first frame in each such that `frames` fit if they can. -> int64 [b] each"""
@@ -86,8 +86,8 @@ class Speech:
         at = first[:, None] * PHONES_PER_FRAME + torch.arange(frames * PHONES_PER_FRAME, device=self.device)
         return torch.where(at < length, self.label[start + at.minimum(length - 1)].long(), -1)
 
-    def crop_codes(self, i: Tensor, first: Tensor, frames: int, kind: int = 0) -> Tensor:
+    def crop_codes(self, i: Tensor, first: Tensor, frames: int) -> Tensor:
         """-> int16 [b, frames, books]; past the end, the last frame again."""
         last = (self.tensors[1][i] - 1) // FRAME
         at = (first[:, None] + torch.arange(frames, device=self.device)).minimum(last[:, None])
-        return self.codes[kind][self.tensors[4][i][:, None] + at]
+        return self.codes[self.tensors[4][i][:, None] + at]

@@ -602,47 +602,6 @@ def generate(model: Talker, prompts: list, pad: int, limits: list[int], temperat
     return [stacked[i, : count[i]] for i in range(b)]
 
 
-class Foretold:
-    """Codes of given speech as a trained talker draws them: books 1 and up, by the true codes of book 0 and of the past."""
-
-    def __init__(self, folder: Path, tokenizer: Path, device, temperatures: tuple[float, float] = (0.2, 0.8), top_k: int = 30):
-        self.model, self.tokenizer = load(folder, device), tok.load(tokenizer)
-        self.prompt, self.temperatures, self.top_k = Prompt(self.tokenizer), temperatures, top_k
-
-    @torch.no_grad()
-    def __call__(self, speech: Speech, codes: dict[int, Tensor], tokens: int = 32768) -> dict[int, Tensor]:
-        """codes int16 [frames, books] of utterances -> as many that are drawn"""
-        out, group = {}, []
-        for i in [*sorted(codes, key=lambda i: len(codes[i])), None]:
-            if group and (i is None or (len(codes[i]) + 100) * (len(group) + 1) > tokens):
-                out.update(zip(group, self.drawn([speech.rows[j] for j in group], [codes[j] for j in group]), strict=True))
-                group = []
-            group.append(i)
-        return out
-
-    def drawn(self, rows: list, codes: list[Tensor]) -> list[Tensor]:
-        m, device = self.model, codes[0].device
-        prompts = [self.prompt.rows(self.tokenizer.encode(row[2].strip()).ids, row[1], False, "english")[0] for row in rows]
-        length = max(len(p) + len(c) for p, c in zip(prompts, codes, strict=True))
-        x = torch.full((len(rows), length, 2 + BOOKS), -1, device=device)
-        x[..., TEXT] = self.prompt.pad
-        for line, p, c in zip(x, prompts, codes, strict=True):
-            line[: len(p), :2] = torch.tensor(p, device=device)
-            line[len(p) : len(p) + len(c), CODES] = c.long()
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            h = m.rows(m.text_rows(), x[..., TEXT], x[..., CONTROL], x[..., CODES])
-            h = m.model(h, torch.arange(length, device=device))
-            h = torch.cat([line[len(p) - 1 : len(p) - 1 + len(c)] for line, p, c in zip(h, prompts, codes, strict=True)])
-            made, low, high = torch.cat(codes).long(), *self.temperatures
-            t = low + (high - low) * torch.rand(len(rows), device=device)
-            t = t.repeat_interleave(torch.tensor([len(c) for c in codes], device=device))[:, None]
-            for k in range(1, BOOKS):
-                for at in torch.arange(len(made), device=device).split(16384):
-                    logits = m.predict(h[at], made[at])[:, k - 1].float()
-                    made[at, k] = draw(logits / t[at], 1.0, self.top_k)
-        return [c.to(torch.int16) for c in made.split([len(c) for c in codes])]
-
-
 @torch.no_grad()
 def say(a) -> None:
     import wave as wavefile
