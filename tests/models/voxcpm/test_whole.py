@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from hocket import AsyncEngine, Engine, Reference, SpeechRequest
 from hocket.audio.decode import decode
+from hocket.engine.stream import Stream
 from hocket.models.voxcpm import talker
 from hocket.models.voxcpm.synthetic import write_checkpoint
 
@@ -62,23 +64,27 @@ def test_batch_mates_and_preemption_change_no_sound(folder: Path) -> None:
     ]
     requests.append(request(seed=9))
 
-    async def hear(engine: AsyncEngine, one: SpeechRequest) -> np.ndarray:
-        return np.concatenate([audio.samples async for audio in await engine.submit(one)])
+    async def heard(stream: Stream) -> np.ndarray:
+        return np.concatenate([audio.samples async for audio in stream])
 
     async def run(gather: bool, **overrides: str) -> list[np.ndarray]:
         options = {f"stages.talker.{key}": value for key, value in overrides.items()}
         async with AsyncEngine(folder, processes=False, overrides=options) as engine:
             if gather:
-                sounds = list(await asyncio.gather(*(hear(engine, r) for r in requests)))
+                streams = [await engine.submit(r) for r in requests]
+                sounds = list(await asyncio.gather(*map(heard, streams)))
             else:
-                sounds = [await hear(engine, r) for r in requests]
-            while "kv_blocks" in overrides and not engine.status().stages["talker"][0].preemptions:
-                await asyncio.sleep(0.05)  # counts come with the next heartbeat
+                sounds = [await heard(await engine.submit(r)) for r in requests]
+            if "kv_blocks" in overrides:
+                end = time.monotonic() + 20  # counts come with the next heartbeat
+                while not engine.status().stages["talker"][0].preemptions and time.monotonic() < end:
+                    await asyncio.sleep(0.05)
+                assert engine.status().stages["talker"][0].preemptions > 0
             return sounds
 
     alone = asyncio.run(run(False))
     together = asyncio.run(run(True))
-    starved = asyncio.run(run(True, block_tokens="1", kv_blocks="110"))
+    starved = asyncio.run(run(True, block_tokens="1", kv_blocks="100"))
     for n, sound in enumerate(alone):
         assert len(sound) == 7680 * requests[n].max_frames
         for other in (together[n], starved[n]):
