@@ -4,31 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from hocket.kernels import cuda
-from hocket.kernels.resident import folded
-
-
-class Block(Protocol):
-    """Weights of one decoder block: `hocket.nn.transformer.BlockWeights` says what each is."""
-
-    @property
-    def norm_in(self) -> Tensor: ...
-    @property
-    def qkv(self) -> Tensor: ...
-    @property
-    def out(self) -> Tensor: ...
-    @property
-    def norm_mlp(self) -> Tensor | None: ...
-    @property
-    def gate_up(self) -> Tensor: ...
-    @property
-    def down(self) -> Tensor: ...
+from hocket.kernels.resident import Block, folded
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hocket.kernels import cuda
 from hocket.kernels.choice import next_power_of_2, overlap, tl, triton, use_triton
-from hocket.kernels.clusters import Block, Cut
-from hocket.kernels.resident import folded
+from hocket.kernels.clusters import Cut
+from hocket.kernels.resident import Block, folded
 
 
 def guided_step_torch(

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from hocket.kernels import cuda
-from hocket.kernels.clusters import Block, Cut
+from hocket.kernels.clusters import Cut
+from hocket.kernels.resident import Block
 
 USUAL: dict[str, Any] = {"tiles": 2, "several": False, "slots": 9}
 

@@ -24,16 +24,12 @@ from hocket.kernels.draw import DrawOptions
 
 
 class Block(Protocol):
-    """Weights of one decoder block: `hocket.nn.transformer.LayerWeights` says what each is."""
+    """Weights of one decoder block: `hocket.nn.transformer.BlockWeights` says what each is."""
 
     @property
     def norm_in(self) -> Tensor: ...
     @property
     def qkv(self) -> Tensor: ...
-    @property
-    def q_norm(self) -> Tensor: ...
-    @property
-    def k_norm(self) -> Tensor: ...
     @property
     def out(self) -> Tensor: ...
     @property
@@ -42,6 +38,15 @@ class Block(Protocol):
     def gate_up(self) -> Tensor: ...
     @property
     def down(self) -> Tensor: ...
+
+
+class NormedBlock(Block, Protocol):
+    """... of one whose heads are normalised: `hocket.nn.transformer.LayerWeights`."""
+
+    @property
+    def q_norm(self) -> Tensor: ...
+    @property
+    def k_norm(self) -> Tensor: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,7 +281,7 @@ class Predictor:
 
     def __init__(
         self,
-        blocks: Sequence[Block],
+        blocks: Sequence[NormedBlock],
         norm: Tensor,
         heads: Tensor,
         embed: Tensor,
