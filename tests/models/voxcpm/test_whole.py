@@ -59,7 +59,7 @@ def test_sound_is_the_published_one(folder: Path, monkeypatch: pytest.MonkeyPatc
 def test_batch_mates_and_preemption_change_no_sound(folder: Path) -> None:
     """Six at once, alone and starved of blocks: streamed while others join, leave and give way."""
     requests = [
-        SpeechRequest(text=f"Voice number {n}.", seed=n, max_frames=16 + n, extra={"min_len": 50})
+        SpeechRequest(text=f"Voice number {n}.", seed=n, max_frames=40 + n, extra={"min_len": 50})
         for n in range(5)
     ]
     requests.append(request(seed=9))
